@@ -1,0 +1,1 @@
+"""heedful: see, speed up and resize the attention of any transformer."""

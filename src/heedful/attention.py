@@ -1,0 +1,148 @@
+"""What one attention call is: its Mask, its Capture (the call as it happened) and the Mechanism that answers it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from .mask import Mask, Rule
+from .ops.hop import EVERYTHING, check_shapes
+from .ops.profile import Columns, Logits, Rows, profile
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = ["Capture", "Mask", "Mechanism", "Rule", "Unsupported"]
+
+
+class Unsupported(ValueError):
+    """A mechanism was asked for something it cannot honour."""
+
+
+class Mechanism(nn.Module):
+    """A way of attending: a dataclass whose fields are its settings, with `attend` as its formula.
+
+    To write one, decorate a subclass with `@dataclass(eq=False)`, name in `supports` what it honours and give `attend`; give `prepare`
+    too where it owns random or learned tensors. Called as mechanism(q, k, v, mask) with q (batch, heads, queries, dim) and k, v
+    (batch, key heads, keys, dim): shapes are checked, shared key heads spread, and what it does not declare refused.
+    """
+
+    supports: ClassVar[frozenset[str]] = frozenset()  # of Mask's rules, and "cross", "cap", "null", "shared" (keys come unspread)
+    instead: ClassVar[str] = "Softmax()"  # what the refusal names
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Mechanism:
+        self = super().__new__(cls)
+        nn.Module.__init__(self)  # before the dataclass sets its fields
+        return self
+
+    def attend(
+        self,
+        q: Float[Tensor, "batch heads queries dim"],
+        k: Float[Tensor, "batch heads keys dim"],
+        v: Float[Tensor, "batch heads keys width"],
+        mask: Mask,
+        scale: float,
+    ) -> Float[Tensor, "batch heads queries width"]:
+        """The formula."""
+        raise NotImplementedError
+
+    def prepare(self, heads: int, head_dim: int) -> None:
+        """Make the tensors that the settings call for, as parameters or buffers; called again with the same sizes it changes nothing."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, scale: float | None = None, **extra: Any
+    ) -> Tensor:
+        """Attend; `scale` is 1/sqrt(dim) unless given, `extra` holds a soft cap `cap` and null logits `null` where the model has them."""
+        check_shapes(q, k, v)
+        mask = EVERYTHING if mask is None else mask
+        mask.check(q.shape[-2], k.shape[-2])
+        extra = {name: value for name, value in extra.items() if value is not None}
+        self.refuse(mask.demands | extra.keys() | ({"cross"} if q.shape[-2] != k.shape[-2] else set()))
+        if q.shape[1] != k.shape[1] and "shared" not in self.supports:
+            k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        self.prepare(q.shape[1], q.shape[-1])
+        return self.attend(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale, **extra)
+
+    def refuse(self, demands: frozenset[str] | set[str]) -> None:
+        """Raise `Unsupported` where a call demands more than is declared."""
+        beyond = sorted(demands - self.supports)
+        if beyond:
+            name = type(self).__name__
+            raise Unsupported(f"{name} cannot honour {', '.join(DEMANDS[b] for b in beyond)}; use {self.instead} for this call.")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields as plain data.
+
+        >>> from heedful.mechanisms import Softmax
+        >>> Softmax(beta=2.0).settings
+        {'beta': 2.0}
+        """
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}  # type: ignore[arg-type]
+
+
+DEMANDS = {
+    "causal": "a causal mask",
+    "keys": "key padding",
+    "window": "a sliding window",
+    "sinks": "sink tokens",
+    "segments": "packed texts",
+    "bias": "an additive bias on the logits",
+    "rule": "a mask rule of the model's own",
+    "cross": "more keys than queries or fewer",
+    "cap": "a soft cap on the logits",
+    "null": "null logits that take mass to no key",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """One attention call as it happened; its profiles are computed once, when first asked for, without an L x L matrix.
+
+    `sample` names the query rows that the profiles look at (all where None), `real` the queries that are tokens rather than padding.
+    """
+
+    layer: str
+    q: Float[Tensor, "batch heads queries dim"]
+    k: Float[Tensor, "batch key_heads keys dim"]
+    v: Float[Tensor, "batch key_heads keys width"]
+    mask: Mask = EVERYTHING
+    scale: float = 1.0
+    cap: float | None = None
+    null: Float[Tensor, " heads"] | None = None  # a logit per head that takes mass to no key (gpt-oss)
+    out: Float[Tensor, "batch heads queries width"] | None = None
+    sample: Int[Tensor, " rows"] | None = None
+    real: Bool[Tensor, "batch queries"] | None = None
+
+    @cached_property
+    def _profile(self) -> tuple[Rows, Columns]:
+        with torch.no_grad():
+            return profile(self.q, self.logits, self.sample, self.real)
+
+    @cached_property
+    def logits(self) -> Logits:
+        """What makes the logits, for formulas that go over tiles of queries."""
+        high = torch.promote_types(self.k.dtype, torch.float32)
+        return Logits(self.k.to(high), self.mask, self.scale, self.cap, self.null)
+
+    @property
+    def rows(self) -> Rows:
+        """Per query: lse, entropy, peak, squared mass, distance, sink, nearby mass."""
+        return self._profile[0]
+
+    @property
+    def columns(self) -> Columns:
+        """Per key: the mass and squared mass that the sampled queries give it."""
+        return self._profile[1]
+
+    @property
+    def tokens(self) -> Int[Tensor, " batch"]:
+        """How many queries of each batch entry are real."""
+        if self.real is None:
+            return torch.full(self.q.shape[:1], self.q.shape[-2], device=self.q.device)
+        return self.real.sum(-1)

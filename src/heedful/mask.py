@@ -1,0 +1,161 @@
+"""Mask: which keys a query may look at, said in a few numbers instead of an L x L matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+BLOCK = 128  # query rows of one tile
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A rule of our caller's: sees(batch, head, query, key) tells from broadcast index tensors whether a pair is visible."""
+
+    sees: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    batches: int = 1  # how many batch entries it tells apart
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """The rules of one attention call; a pair of tokens is visible when every rule allows it.
+
+    >>> Mask(causal=True, window=2).dense(4, 4)[0, 0].exp().int().tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    >>> Mask(causal=True, window=2, sinks=1).dense(4, 4)[0, 0].exp().int().tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 1, 1]]
+    """
+
+    causal: bool = False  # a query sees no key after its own position
+    keys: Bool[Tensor, "batch keys"] | None = None  # key padding: True where a key is real
+    window: int | None = None  # |query - key| < window
+    sinks: int = 0  # the first real keys stay visible outside the window
+    segments: Int[Tensor, "batch keys"] | None = None  # packed texts: the text each token belongs to
+    bias: Float[Tensor, "batch heads queries keys"] | None = None  # added to the logits
+    offset: int = 0  # position of the first query among the keys (decoding with a cache)
+    rule: Rule | None = None  # any other rule, asked tile by tile
+
+    def __post_init__(self):
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"a window of {self.window} tokens hides every key; use a window of at least 1.")
+        if self.sinks < 0:
+            raise ValueError(f"{self.sinks} sinks were given; use 0 or more.")
+        if self.sinks and self.window is None:
+            raise ValueError(f"{self.sinks} sinks without a window change nothing; give a window too.")
+        if self.keys is not None and (self.keys.ndim != 2 or self.keys.dtype != torch.bool):
+            raise ValueError(f"keys must be a boolean (batch, keys) tensor, True where a key is real; got {_shape(self.keys)}.")
+        if self.segments is not None and self.segments.ndim != 2:
+            raise ValueError(f"segments must be a (batch, keys) tensor of text numbers; got {_shape(self.segments)}.")
+        if self.bias is not None and self.bias.ndim != 4:
+            raise ValueError(f"bias must be a (batch, heads, queries, keys) tensor; got {_shape(self.bias)}.")
+
+    @property
+    def demands(self) -> frozenset[str]:
+        """The names of the rules in use.
+
+        >>> sorted(Mask(causal=True, window=8).demands)
+        ['causal', 'window']
+        """
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "offset"}
+        return frozenset(name for name, value in values.items() if isinstance(value, Tensor) or value)
+
+    def to(self, device: torch.device | str) -> Mask:
+        """The same mask with its tensors on another device."""
+        return replace(self, **{f.name: x.to(device) for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)})
+
+    def check(self, queries: int, keys: int) -> None:
+        """Refuse tensors of another length than the call's."""
+        for name, tensor in (("keys", self.keys), ("segments", self.segments)):
+            if tensor is not None and tensor.shape[-1] != keys:
+                raise ValueError(f"mask.{name} speaks of {tensor.shape[-1]} keys but the call has {keys}; give one entry per key.")
+        if self.bias is not None and (self.bias.shape[-1] not in (1, keys) or self.bias.shape[-2] not in (1, queries)):
+            raise ValueError(f"mask.bias has shape {_shape(self.bias)} but the call has {queries} queries and {keys} keys.")
+
+    def reach(self, start: int, stop: int, keys: int) -> tuple[int, int]:
+        """The range of keys that the queries start..stop can see at most."""
+        low, high = 0, keys
+        if self.causal:
+            high = min(keys, stop + self.offset)
+        if self.window is not None:
+            low = 0 if self.sinks else max(0, start + self.offset - self.window + 1)
+            high = min(high, stop + self.offset + self.window - 1)
+        return min(low, max(high, 0)), max(high, 0)
+
+    def visible(self, rows: Int[Tensor, " rows"], low: int, high: int) -> Bool[Tensor, "batch heads rows columns"] | None:
+        """Whether the queries `rows` see the keys low..high; None where all see all."""
+        parts = list(self._parts(rows, torch.arange(low, high, device=rows.device)))
+        if not parts:
+            return None
+        seen = parts[0]
+        for part in parts[1:]:
+            seen = seen & part
+        return seen
+
+    def _parts(self, rows: Tensor, columns: Tensor) -> Iterator[Tensor]:
+        gap = (rows + self.offset)[:, None] - columns  # (rows, columns)
+        if self.causal:
+            yield (gap >= 0)[None, None]
+        if self.window is not None:
+            near = (gap.abs() < self.window)[None, None]
+            yield near | self._is_sink(columns)[:, None, None] if self.sinks else near
+        if self.keys is not None:
+            yield self.keys[:, None, None, columns]
+        if self.segments is not None:
+            mine = self.segments[:, rows + self.offset]
+            yield (mine[:, :, None] == self.segments[:, None, columns])[:, None]
+        if self.rule is not None:
+            yield self._ruled(rows, columns)
+
+    def _is_sink(self, columns: Tensor) -> Tensor:  # (batch, columns)
+        if self.keys is None:
+            return (columns < self.sinks)[None]
+        return (self.keys.cumsum(-1) <= self.sinks)[:, columns]
+
+    def _ruled(self, rows: Tensor, columns: Tensor) -> Tensor:
+        assert self.rule is not None
+        batch = torch.arange(self.rule.batches, device=rows.device)[:, None, None, None]
+        head = torch.zeros(1, dtype=torch.long, device=rows.device)[:, None, None]
+        seen = self.rule.sees(batch, head, (rows + self.offset)[:, None], columns)
+        return seen.expand(self.rule.batches, 1, len(rows), len(columns))
+
+    def tile(self, rows: Int[Tensor, " rows"], low: int, high: int) -> Float[Tensor, "batch heads rows columns"] | None:
+        """What is added to the logits of the queries `rows` and the keys low..high; None where nothing is."""
+        seen = self.visible(rows, low, high)
+        bias = self._bias(rows, low, high)
+        if seen is None:
+            return bias
+        if bias is None:
+            return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)
+        return bias.masked_fill(~seen, -torch.inf)
+
+    def _bias(self, rows: Tensor, low: int, high: int) -> Tensor | None:
+        if self.bias is None:
+            return None
+        bias = self.bias if self.bias.shape[-2] == 1 else self.bias[:, :, rows]
+        return bias if bias.shape[-1] == 1 else bias[..., low:high]
+
+    def dense(self, queries: int, keys: int, device: torch.device | str = "cpu") -> Float[Tensor, "batch heads queries keys"]:
+        """The whole additive matrix: for tests and short sequences."""
+        added = self.tile(torch.arange(queries, device=device), 0, keys)
+        return torch.zeros(1, 1, queries, keys, device=device) if added is None else added.expand(*added.shape[:2], queries, keys)
+
+    def tiles(self, queries: int, keys: int, block: int = BLOCK) -> Iterator[tuple[slice, slice]]:
+        """Blocks of at most `block` queries with the keys they can reach; together they cover every visible pair."""
+        for start in range(0, queries, block):
+            stop = min(start + block, queries)
+            yield slice(start, stop), slice(*self.reach(start, stop, keys))
+
+    def real(self, queries: int) -> Bool[Tensor, "batch queries"] | None:
+        """Which queries are real tokens, when the keys are the same tokens; None where all are."""
+        return None if self.keys is None else self.keys[:, self.offset : self.offset + queries]
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,0 +1,25 @@
+"""The mechanisms: one way of attending per file, this list of them, and how a name with settings becomes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..attention import Mechanism, Unsupported
+from .hard import Hard
+from .softmax import Softmax
+
+ALL: tuple[type[Mechanism], ...] = (Softmax, Hard)
+
+__all__ = ["ALL", "Hard", "Mechanism", "Softmax", "Unsupported", "from_settings"]
+
+
+def from_settings(name: str, settings: dict[str, Any] | None = None) -> Mechanism:
+    """The mechanism of that name with these settings.
+
+    >>> from_settings("Softmax", {"beta": 2.0})
+    Softmax(beta=2.0)
+    """
+    known = {m.__name__: m for m in ALL}
+    if name not in known:
+        raise ValueError(f"there is no mechanism {name!r}; known are {', '.join(known)}.")
+    return known[name](**(settings or {}))

@@ -1,0 +1,42 @@
+"""The one choice between a plain formula and something faster that must equal it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+_plain: ContextVar[bool] = ContextVar("plain", default=False)
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Inside this block every op computes by its plain torch formula.
+
+    >>> with plain():
+    ...     is_plain()
+    True
+    """
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
+
+
+def is_plain() -> bool:
+    return _plain.get()
+
+
+def fusable(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether a stock fused attention kernel takes these tensors."""
+    if is_plain() or q.device.type not in ("cpu", "cuda"):
+        return False
+    if min(q.numel(), k.numel(), v.numel()) == 0:
+        return False  # the CPU kernel divides by the length
+    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+        return False
+    return q.dtype == k.dtype == v.dtype and q.dtype in (torch.float32, torch.bfloat16, torch.float16)
