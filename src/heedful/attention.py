@@ -146,3 +146,11 @@ class Capture:
         if self.real is None:
             return torch.full(self.q.shape[:1], self.q.shape[-2], device=self.q.device)
         return self.real.sum(-1)
+
+    @cached_property
+    def stands_for(self) -> Float[Tensor, " batch"]:
+        """How many queries the valid sampled rows of each batch entry stand for."""
+        if self.sample is None:
+            return self.rows.valid.sum(-1).double()
+        looked = self.tokens.clamp_max(len(self.sample)) if self.real is None else self.real[:, self.sample].sum(-1)
+        return self.tokens * self.rows.valid.sum(-1).double() / looked.clamp_min(1)

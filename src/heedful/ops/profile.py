@@ -30,6 +30,7 @@ class Rows:
     sink: Float[Tensor, "batch heads rows"]  # mass on the first key that is a token
     largest: Float[Tensor, "batch heads rows"]  # the largest logit
     near: Float[Tensor, "batch heads rows windows"]  # mass on |query - key| < window
+    visible: Float[Tensor, "batch 1 rows"]  # how many keys the query may look at
     valid: Bool[Tensor, "batch rows"]  # whether the query is a token and sees a key
 
 
@@ -60,6 +61,12 @@ class Logits:
             logits = logits.div_(self.cap).tanh_().mul_(self.cap)
         added = self.mask.tile(rows, low, high)
         return logits if added is None else logits.add_(added.clamp_min(HIDDEN)).clamp_min_(HIDDEN)
+
+    def visible(self, rows: Tensor, low: int, high: int) -> Float[Tensor, "batch 1 rows"]:
+        """How many of the keys low..high each query may look at."""
+        seen = self.mask.visible(rows, low, high)
+        everything = torch.full((), high - low, dtype=self.k.dtype, device=rows.device)
+        return (everything if seen is None else seen[:, :1].sum(-1).to(self.k.dtype)).expand(self.k.shape[0], 1, len(rows))
 
 
 def profile(q: Tensor, logits: Logits, sample: Tensor | None = None, real: Tensor | None = None) -> tuple[Rows, Columns]:
@@ -102,7 +109,8 @@ def _tile(q: Tensor, call: Logits, rows: Tensor, first: Tensor, counted: Tensor 
     position = rows + call.mask.offset - low
     sink = mass.gather(-1, (first - low).clamp(0, high - low - 1).view(-1, 1, 1, 1).expand(*mass.shape[:3], 1))[..., 0]
     sink = sink.masked_fill((first < low).view(-1, 1, 1) | (first >= high).view(-1, 1, 1), 0)
-    return Rows(lse, lse - inner, peak, doubled.sum(-1), _distance(mass, position), sink, largest, _near(mass, position), valid)
+    near, distance, visible = _near(mass, position), _distance(mass, position), call.visible(rows, low, high)
+    return Rows(lse, lse - inner, peak, doubled.sum(-1), distance, sink, largest, near, visible, valid)
 
 
 def _distance(mass: Tensor, position: Tensor) -> Tensor:
