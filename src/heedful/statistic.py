@@ -72,7 +72,7 @@ class TokenMean(Statistic):
     """
 
     total: Float[Tensor, "heads ..."]
-    weight: Float[Tensor, ""]  # noqa: F722
+    weight: Float[Tensor, ""]
     variance: Float[Tensor, "heads ..."]
 
     @classmethod

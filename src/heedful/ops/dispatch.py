@@ -37,6 +37,6 @@ def fusable(q: Tensor, k: Tensor, v: Tensor) -> bool:
         return False
     if min(q.numel(), k.numel(), v.numel()) == 0:
         return False  # the CPU kernel divides by the length
-    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:  # pyright: ignore[reportAttributeAccessIssue]
         return False
     return q.dtype == k.dtype == v.dtype and q.dtype in (torch.float32, torch.bfloat16, torch.float16)

@@ -27,8 +27,8 @@ class FusedHop(torch.autograd.Function):
         out, lse, kept = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32), []
         width = max(q.shape[-1], v.shape[-1])
         for rows, columns, causal, added in pieces(q, k, bias, mask):
-            wide = (_widen(t, width) for t in (q[:, :, rows], k[:, :, columns], v[:, :, columns]))
-            part, raw, rest = _forward(*wide, added, causal, scale)
+            here, keys, values = (_widen(t, width) for t in (q[:, :, rows], k[:, :, columns], v[:, :, columns]))
+            part, raw, rest = _forward(here, keys, values, added, causal, scale)
             blind = _blind(added, causal, rows)
             out[:, :, rows] = _zeroed(part[..., : v.shape[-1]], blind)
             lse[:, :, rows] = raw if blind is None else raw.masked_fill(blind, -torch.inf)
@@ -52,20 +52,20 @@ class FusedHop(torch.autograd.Function):
         gb = torch.zeros(*q.shape[:2], k.shape[-2], device=q.device) if bias_learns else None
         for (rows, columns, causal, added), (raw, rest) in zip(pieces(q, k, bias, ctx.mask), ctx.kept, strict=True):
             blind = _blind(added, causal, rows)
-            wide = [_widen(t, width) for t in (q[:, :, rows], k[:, :, columns], v[:, :, columns])]
+            here, keys, values = (_widen(t, width) for t in (q[:, :, rows], k[:, :, columns], v[:, :, columns]))
             given, answer = _widen(_zeroed(grad[:, :, rows], blind), width), _widen(out[:, :, rows], width)
             if grad_lse is not None or bias_learns:
-                wide[0][..., -1], given[..., -1] = 1 / ctx.scale, 1
+                here[..., -1], given[..., -1] = 1 / ctx.scale, 1
                 answer[..., -1] = 0 if grad_lse is None else -grad_lse[:, :, rows].to(answer.dtype)
                 if blind is not None:
                     given[..., -1].masked_fill_(blind, 0)
-            dq, dk, dv = _backward(given, *wide, answer, raw, added, causal, ctx.scale, rest)
+            dq, dk, dv = _backward(given, here, keys, values, answer, raw, added, causal, ctx.scale, rest)
             gq[:, :, rows] = dq[..., : q.shape[-1]]
             gk[:, :, columns] += _shared(dk[..., : k.shape[-1]], k.shape[1])
             gv[:, :, columns] += _shared(dv[..., : v.shape[-1]], v.shape[1])
             if gb is not None:
                 gb[:, :, columns] += dk[..., -1]
-        return gq, gk, gv, None if gb is None else gb.sum_to_size(bias.shape).to(bias.dtype), None, None
+        return gq, gk, gv, None if gb is None or bias is None else gb.sum_to_size(bias.shape).to(bias.dtype), None, None
 
 
 def pieces(q: Tensor, k: Tensor, bias: Tensor | None, mask: Mask) -> Iterator[tuple[slice, slice, bool, Tensor | None]]:

@@ -39,7 +39,8 @@ def hop(
     >>> torch.allclose(out, logits.softmax(-1) @ v, atol=1e-5), torch.allclose(lse, logits.logsumexp(-1), atol=1e-5)
     (True, True)
     """
-    mask, scale = mask or EVERYTHING, q.shape[-1] ** -0.5 if scale is None else scale
+    mask = EVERYTHING if mask is None else mask
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     check_shapes(q, k, v)
     mask.check(q.shape[-2], k.shape[-2])
     bias_learns = mask.bias is not None and mask.bias.requires_grad and torch.is_grad_enabled()

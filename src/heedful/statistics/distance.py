@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..attention import Capture, Mask
+from ..attention import Capture
 from ..statistic import TokenMean
 
 

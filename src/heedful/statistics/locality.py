@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..attention import Capture, Mask
+from ..attention import Capture
 from ..ops.profile import WINDOWS
 from ..statistic import Estimate, TokenMean
 
