@@ -40,7 +40,7 @@ def hop(
     (True, True)
     """
     mask = EVERYTHING if mask is None else mask
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
     check_shapes(q, k, v)
     mask.check(q.shape[-2], k.shape[-2])
     bias_learns = mask.bias is not None and mask.bias.requires_grad and torch.is_grad_enabled()

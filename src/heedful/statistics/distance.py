@@ -15,6 +15,7 @@ from ..statistic import TokenMean
 class Distance(TokenMean):
     """Mean of |query - key| in tokens under the attention.
 
+    >>> from heedful.attention import Mask
     >>> q, k, v = torch.zeros(3, 1, 1, 8, 4)
     >>> Distance.of(Capture("layer", q, k, v, Mask(causal=True))).result()["distance"].value
     tensor([1.7500], dtype=torch.float64)
