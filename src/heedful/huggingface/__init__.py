@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from .coverage import Coverage, coverage
 from .modules import Unreachable, attention_modules
+from .sdpa import watching_sdpa
 from .seam import attach, detach, watching
+from .swap import swap, swapped, unswap
 
-__all__ = ["Coverage", "Unreachable", "attach", "attention_modules", "coverage", "detach", "watching"]
+__all__ = [
+    "Coverage",
+    "Unreachable",
+    "attach",
+    "attention_modules",
+    "coverage",
+    "detach",
+    "swap",
+    "swapped",
+    "unswap",
+    "watching",
+    "watching_sdpa",
+]

@@ -50,13 +50,23 @@ def dense_mask(given: Tensor) -> Mask:
     seen = given if given.dtype == torch.bool else _as_boolean(given)
     if seen is None:
         return Mask(bias=given)
-    if seen.shape[1] > 1:
+    if seen.shape[1] > 1 and not bool((seen == seen[:, :1]).all()):
         return Mask(bias=torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf))
-    if bool(seen.all()):
-        return Mask()
-    if seen.shape[2] == 1:
-        return Mask(keys=seen[:, 0, 0])
-    return Mask(rule=Rule(lambda batch, head, query, key: seen[batch % len(seen), 0, query, key], len(seen)))
+    return _boolean_mask(seen[:, 0])
+
+
+def _boolean_mask(seen: Tensor) -> Mask:
+    """A (batch, queries, keys) mask as padding and causality where it is no more than that, else as a rule that looks it up."""
+    queries, keys = seen.shape[1:]
+    real = seen.any(1)  # keys that some query sees
+    padding = None if bool(real.all()) else real
+    if queries == 1 or bool((seen == real[:, None]).all()):
+        return Mask(keys=padding)
+    for offset in {0, keys - queries}:
+        past = torch.ones(queries, keys, dtype=torch.bool, device=seen.device).tril(offset)
+        if bool((seen == (past & real[:, None])).all()):
+            return Mask(causal=True, keys=padding, offset=offset)
+    return Mask(rule=Rule(lambda batch, head, query, key: seen[batch % len(seen), query, key], len(seen)))
 
 
 def _as_boolean(given: Tensor) -> Tensor | None:
