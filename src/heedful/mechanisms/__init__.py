@@ -6,11 +6,12 @@ from typing import Any
 
 from ..attention import Mechanism, Unsupported
 from .hard import Hard
+from .performer import Performer
 from .softmax import Softmax
 
-ALL: tuple[type[Mechanism], ...] = (Softmax, Hard)
+ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer)
 
-__all__ = ["ALL", "Hard", "Mechanism", "Softmax", "Unsupported", "from_settings"]
+__all__ = ["ALL", "Hard", "Mechanism", "Performer", "Softmax", "Unsupported", "from_settings"]
 
 
 def from_settings(name: str, settings: dict[str, Any] | None = None) -> Mechanism:

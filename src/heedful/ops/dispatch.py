@@ -40,3 +40,13 @@ def fusable(q: Tensor, k: Tensor, v: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:  # pyright: ignore[reportAttributeAccessIssue]
         return False
     return q.dtype == k.dtype == v.dtype and q.dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+
+def writes_own_backward() -> bool:
+    """Whether a formula with a backward pass of its own may run here; torch's transforms and compiler need the plain one."""
+    return not (torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def holds_features(count: int) -> bool:
+    """Whether so many numbers may be kept for the backward pass, rather than computed twice."""
+    return count <= 2**28

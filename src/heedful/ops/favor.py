@@ -1,0 +1,126 @@
+"""FAVOR+: softmax attention estimated through random features, linear in tokens, stable at any scale and without an epsilon."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .dispatch import holds_features, is_plain, writes_own_backward
+from .hop import hop
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+NOWHERE = -1e30  # the maximum of a feature that no key feeds: finite, so that nothing subtracts infinities
+
+
+def favor(
+    q: Float[Tensor, "batch heads queries dim"],
+    k: Float[Tensor, "batch key_heads keys dim"],
+    v: Float[Tensor, "batch key_heads keys width"],
+    directions: Float[Tensor, "features dim"],
+    scale: float,
+    keys: Bool[Tensor, "batch keys"] | None = None,
+) -> Float[Tensor, "batch heads queries width"]:
+    """Estimate softmax(scale q k^T) v by exp(x.y) = E exp(w.x - |x|^2/2) exp(w.y - |y|^2/2), w normal; `keys` is False at padding.
+
+    Each feature is divided by its largest key and each query by its largest feature, which cancels exactly, so that the denominator
+    is at least 1: no epsilon. A query without keys gets 0. Logits and sums are float32 at least.
+
+    >>> q, k, v = torch.randn(3, 1, 2, 6, 8) / 3
+    >>> exact = (q @ k.mT).softmax(-1) @ v
+    >>> torch.allclose(favor(q, k, v, torch.randn(20000, 8), 1.0), exact, atol=0.02)
+    True
+
+    Choromanski et al. 2021, Rethinking Attention with Performers.
+    """
+    x, y, values, lows = folded(q, k, v, scale, keys)
+    rows = directions.to(x) * scale**0.5  # takes the scale, so that q and k need no copy
+    if is_plain():
+        out = formula(x, y, values, rows, lows)
+    elif rows.requires_grad or not writes_own_backward() or not holds_features((x.shape[1] + y.shape[1]) * len(x) * len(rows)):
+        out = two_hops(x, y, values, rows, lows)
+    else:
+        out = FusedFavor.apply(x, y, values, rows, lows.detach(), scale)
+    return out.view(*q.shape[:3], v.shape[-1]).to(v.dtype)  # type: ignore[union-attr]
+
+
+def folded(q: Tensor, k: Tensor, v: Tensor, scale: float, keys: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Batch and key heads as one dimension, heads that share keys as more queries; with each key's log-weight -|y|^2/2.
+
+    Padding has log-weight -inf and nothing else left of it, so that not even a NaN gets through.
+    """
+    high = torch.promote_types(q.dtype, torch.float32)
+    x, y, values = (t.to(high) for t in (q, k, v))
+    if keys is not None:
+        hidden = ~keys[:, None, :, None]
+        y, values = y.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
+    many = k.shape[0] * k.shape[1]
+    x, y, values = (t.reshape(many, t.shape[1] // k.shape[1] * t.shape[2], t.shape[3]) for t in (x, y, values))
+    lows = torch.linalg.vecdot(y, y) * (-0.5 * scale)
+    if keys is not None:
+        lows = lows.masked_fill(~keys.expand(len(k), -1).repeat_interleave(k.shape[1], 0), -torch.inf)
+    return x, y, values, lows
+
+
+def formula(q: Tensor, k: Tensor, v: Tensor, directions: Tensor, lows: Tensor) -> Tensor:
+    """The plain formula: features of keys and queries, then two products."""
+    logits = k @ directions.mT + lows[..., None]  # (batch, keys, features)
+    highest = logits.detach().amax(-2, keepdim=True).clamp_min(NOWHERE)
+    key_features = torch.exp(logits - highest)
+    logits = q @ directions.mT + highest
+    query_features = torch.exp(logits - logits.detach().amax(-1, keepdim=True))
+    total = query_features @ key_features.sum(-2)[..., None]
+    return query_features @ (key_features.mT @ v) / total.masked_fill(total == 0, 1)
+
+
+def two_hops(q: Tensor, k: Tensor, v: Tensor, directions: Tensor, lows: Tensor) -> Tensor:
+    """The same as exact attention of directions over keys, then of queries over directions: no feature is stored."""
+    q, k, v, rows = (t[:, None] for t in (q, k, v, directions.expand(len(q), -1, -1)))
+    values, weights = hop(rows, k, v, bias=lows[:, None], scale=1.0)
+    return hop(q, rows, values, bias=weights.clamp_min(NOWHERE), scale=1.0)[0][:, 0]
+
+
+class FusedFavor(torch.autograd.Function):
+    """Ten matrix products with everything between them in place; the features are kept for the backward pass.
+
+    Both sides are softmaxes, of keys per feature and of features per query, so a query's gradient needs no derivative of the maxima.
+    The backward pass includes the way through lows = -scale |k|^2/2.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, directions, lows, scale):
+        across = directions.mT.expand(len(k), -1, -1)
+        kept = torch.baddbmm(lows[..., None], k, across)  # (batch, keys, features)
+        highest = kept.amax(-2, keepdim=True).clamp_min_(NOWHERE)
+        kept.sub_(highest).exp_()
+        total = kept.sum(-2, keepdim=True)
+        total = total.masked_fill_(total == 0, 1)
+        means = torch.bmm(kept.mT, v).div_(total.mT)  # (batch, features, width)
+        asked = torch.baddbmm(highest.add_(total.log()), q, across)  # (batch, queries, features)
+        asked.sub_(asked.amax(-1, keepdim=True)).exp_()
+        asked.div_(asked.sum(-1, keepdim=True))
+        out = torch.bmm(asked, means)
+        ctx.save_for_backward(asked, kept, v, k, means, total, directions, out)
+        ctx.scale = scale
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads):
+        asked, kept, v, k, means, total, directions, out = ctx.saved_tensors
+        (grad,) = grads
+        along = directions.expand(len(k), -1, -1)
+        delta = (grad * out).sum(-1, keepdim=True).neg_()
+        slopes = torch.baddbmm(delta, grad, means.mT).mul_(asked)  # of the queries' logits
+        grad_q = torch.bmm(slopes, along)
+        grad_means = torch.bmm(asked.mT, grad).div_(total.mT)
+        offset = torch.bmm(asked.mT, delta).div_(total.mT)
+        if slopes.shape != kept.shape:
+            slopes = torch.empty_like(kept)
+        torch.baddbmm(offset.mT, v, grad_means.mT, out=slopes).mul_(kept)  # of the keys' logits
+        grad_v = torch.bmm(kept, grad_means)
+        grad_k = torch.bmm(slopes, along).addcmul_(k, slopes.sum(-1, keepdim=True), value=-ctx.scale)
+        return grad_q, grad_k, grad_v, None, None, None
