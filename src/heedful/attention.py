@@ -122,7 +122,7 @@ class Capture:
     @cached_property
     def _profile(self) -> tuple[Rows, Columns]:
         with torch.no_grad():
-            return profile(self.q, self.logits, self.sample, self.real)
+            return profile(self.q, self.logits, self.sample, self.real, self.v)
 
     @cached_property
     def logits(self) -> Logits:
@@ -145,7 +145,7 @@ class Capture:
         """How many queries of each batch entry are real."""
         if self.real is None:
             return torch.full(self.q.shape[:1], self.q.shape[-2], device=self.q.device)
-        return self.real.sum(-1)
+        return self.real.sum(-1).expand(self.q.shape[0])
 
     @cached_property
     def stands_for(self) -> Float[Tensor, " batch"]:
@@ -154,3 +154,15 @@ class Capture:
             return self.rows.valid.sum(-1).double()
         looked = self.tokens.clamp_max(len(self.sample)) if self.real is None else self.real[:, self.sample].sum(-1)
         return self.tokens * self.rows.valid.sum(-1).double() / looked.clamp_min(1)
+
+    @cached_property
+    def whole(self) -> Bool[Tensor, " batch"]:
+        """Whether every real query of a batch entry was looked at."""
+        return self.stands_for <= self.rows.valid.sum(-1)
+
+    @property
+    def sources(self) -> Int[Tensor, " batch"]:
+        """How many keys of each batch entry are tokens."""
+        if self.mask.keys is None:
+            return torch.full(self.q.shape[:1], self.k.shape[-2], device=self.q.device)
+        return self.mask.keys.sum(-1).expand(self.q.shape[0])

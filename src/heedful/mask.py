@@ -88,8 +88,8 @@ class Mask:
             high = min(high, stop + self.offset + self.window - 1)
         return min(low, max(high, 0)), max(high, 0)
 
-    def visible(self, rows: Int[Tensor, " rows"], low: int, high: int) -> Bool[Tensor, "batch heads rows columns"] | None:
-        """Whether the queries `rows` see the keys low..high; None where all see all."""
+    def visible(self, rows: Int[Tensor, "*batch rows"], low: int, high: int) -> Bool[Tensor, "batch heads rows columns"] | None:
+        """Whether the queries `rows`, the same for all or (batch, rows), see the keys low..high; None where all see all."""
         parts = list(self._parts(rows, torch.arange(low, high, device=rows.device)))
         if not parts:
             return None
@@ -99,33 +99,33 @@ class Mask:
         return seen
 
     def _parts(self, rows: Tensor, columns: Tensor) -> Iterator[Tensor]:
-        gap = (rows + self.offset)[:, None] - columns  # (rows, columns)
+        place = (rows + self.offset).view(-1, 1, rows.shape[-1], 1)  # (1 or batch, 1, rows, 1)
         if self.causal:
-            yield (gap >= 0)[None, None]
+            yield columns <= place
         if self.window is not None:
-            near = (gap.abs() < self.window)[None, None]
+            near = (place - columns).abs() < self.window
             yield near | self._is_sink(columns)[:, None, None] if self.sinks else near
         if self.keys is not None:
             yield self.keys[:, None, None, columns]
         if self.segments is not None:
-            mine = self.segments[:, rows + self.offset]
-            yield (mine[:, :, None] == self.segments[:, None, columns])[:, None]
+            mine = self.segments.take_along_dim(place[:, 0, :, 0], -1)
+            yield mine[:, None, :, None] == self.segments[:, None, None, columns]
         if self.rule is not None:
-            yield self._ruled(rows, columns)
+            yield self._ruled(place, columns)
 
     def _is_sink(self, columns: Tensor) -> Tensor:  # (batch, columns)
         if self.keys is None:
             return (columns < self.sinks)[None]
         return (self.keys.cumsum(-1) <= self.sinks)[:, columns]
 
-    def _ruled(self, rows: Tensor, columns: Tensor) -> Tensor:
+    def _ruled(self, place: Tensor, columns: Tensor) -> Tensor:
         assert self.rule is not None
-        batch = torch.arange(self.rule.batches, device=rows.device)[:, None, None, None]
-        head = torch.zeros(1, dtype=torch.long, device=rows.device)[:, None, None]
-        seen = self.rule.sees(batch, head, (rows + self.offset)[:, None], columns)
-        return seen.expand(self.rule.batches, 1, len(rows), len(columns))
+        batch = torch.arange(self.rule.batches, device=place.device)[:, None, None, None]
+        head = torch.zeros(1, dtype=torch.long, device=place.device)[:, None, None]
+        seen = self.rule.sees(batch, head, place if len(place) > 1 else place[0, 0], columns)
+        return seen.expand(max(self.rule.batches, len(place)), 1, place.shape[-2], len(columns))
 
-    def tile(self, rows: Int[Tensor, " rows"], low: int, high: int) -> Float[Tensor, "batch heads rows columns"] | None:
+    def tile(self, rows: Int[Tensor, "*batch rows"], low: int, high: int) -> Float[Tensor, "batch heads rows columns"] | None:
         """What is added to the logits of the queries `rows` and the keys low..high; None where nothing is."""
         seen = self.visible(rows, low, high)
         bias = self._bias(rows, low, high)
@@ -138,7 +138,9 @@ class Mask:
     def _bias(self, rows: Tensor, low: int, high: int) -> Tensor | None:
         if self.bias is None:
             return None
-        bias = self.bias if self.bias.shape[-2] == 1 else self.bias[:, :, rows]
+        bias = self.bias
+        if bias.shape[-2] > 1:
+            bias = bias[:, :, rows] if rows.ndim == 1 else bias.take_along_dim(rows[:, None, :, None], -2)
         return bias if bias.shape[-1] == 1 else bias[..., low:high]
 
     def dense(self, queries: int, keys: int, device: torch.device | str = "cpu") -> Float[Tensor, "batch heads queries keys"]:

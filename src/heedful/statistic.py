@@ -82,8 +82,12 @@ class TokenMean(Statistic):
 
     @classmethod
     def of(cls, capture: Capture) -> Self:
-        x = cls.row(capture).double()
-        valid, stands_for = capture.rows.valid, capture.stands_for
+        return cls.over(cls.row(capture), capture.rows.valid, capture.stands_for)
+
+    @classmethod
+    def over(cls, x: Tensor, valid: Tensor, stands_for: Tensor) -> Self:
+        """From numbers (batch, heads, rows, ...), which rows count, and how many tokens those stand for in each batch entry."""
+        x = x.double()
         like = (slice(None), None, *[None] * (x.ndim - 3))  # per batch entry, broadcast over heads and what follows
         seen = valid[(slice(None), None, slice(None), *[None] * (x.ndim - 3))]
         count = valid.sum(-1).double()

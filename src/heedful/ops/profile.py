@@ -1,21 +1,23 @@
-"""Row and column profiles of attention: what ten statistics need, from one sweep over tiles of queries, never L x L."""
+"""Row and column profiles of attention: what the statistics need, from one sweep over tiles of queries, never L x L."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..mask import Mask
+from .sensitivity import SOME, KeySums
+from .sweep import BLOCK, HIDDEN, Logits, Sweep, Tile
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-TILE = 2**19  # logits of one tile: small enough to stay in a core's cache
-WINDOWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-HIDDEN = -1e30  # a finite logit of weight zero, so that weight times logit is zero too
+__all__ = ["HIDDEN", "WINDOWS", "Columns", "Logits", "Rows", "profile"]
+
+WINDOWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # multiples of BLOCK: `_near` builds on it
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Rows:
     near: Float[Tensor, "batch heads rows windows"]  # mass on |query - key| < window
     visible: Float[Tensor, "batch 1 rows"]  # how many keys the query may look at
     valid: Bool[Tensor, "batch rows"]  # whether the query is a token and sees a key
+    moved: Float[Tensor, "batch heads rows"]  # sum over keys of |d out / d key|^2; nan where none was taken
 
 
 @dataclass(frozen=True)
@@ -40,95 +43,107 @@ class Columns:
 
     load: Float[Tensor, "batch heads keys"]  # column sums of the probabilities
     squares: Float[Tensor, "batch heads keys"]  # column sums of their squares
+    moved: Float[Tensor, "batch heads keys"]  # sums of |d out / d key|^2 over the rows whose own are known; all rows unless sampled
 
 
-@dataclass(frozen=True)
-class Logits:
-    """What makes the logits of a call: keys in high precision, mask, scale, soft cap, null logits."""
-
-    k: Float[Tensor, "batch key_heads keys dim"]
-    mask: Mask
-    scale: float
-    cap: float | None
-    null: Float[Tensor, " heads"] | None
-
-    def of(self, q: Tensor, rows: Tensor, low: int, high: int) -> Float[Tensor, "batch heads rows keys"]:
-        """The logits of some queries over the keys low..high, HIDDEN where the mask forbids."""
-        batch, heads, count, dim = q.shape
-        folded = q.to(self.k.dtype).reshape(batch, self.k.shape[1], -1, dim) * self.scale
-        logits = (folded @ self.k[:, :, low:high].mT).view(batch, heads, count, high - low)
-        if self.cap is not None:
-            logits = logits.div_(self.cap).tanh_().mul_(self.cap)
-        added = self.mask.tile(rows, low, high)
-        return logits if added is None else logits.add_(added.clamp_min(HIDDEN)).clamp_min_(HIDDEN)
-
-    def visible(self, rows: Tensor, low: int, high: int) -> Float[Tensor, "batch 1 rows"]:
-        """How many of the keys low..high each query may look at."""
-        seen = self.mask.visible(rows, low, high)
-        everything = torch.full((), high - low, dtype=self.k.dtype, device=rows.device)
-        return (everything if seen is None else seen[:, :1].sum(-1).to(self.k.dtype)).expand(self.k.shape[0], 1, len(rows))
-
-
-def profile(q: Tensor, logits: Logits, sample: Tensor | None = None, real: Tensor | None = None) -> tuple[Rows, Columns]:
+def profile(
+    q: Tensor, logits: Logits, sample: Tensor | None = None, real: Tensor | None = None, v: Tensor | None = None
+) -> tuple[Rows, Columns]:
     """The rows and columns profiles of softmax attention; `sample` names the queries looked at, `real` those that are tokens."""
-    (batch, heads, queries, _), keys = q.shape, logits.k.shape[-2]
-    rows = torch.arange(queries, device=q.device) if sample is None else sample
-    columns = Columns(*(torch.zeros(batch, heads, keys, dtype=logits.k.dtype, device=q.device) for _ in range(2)))
+    batch, heads, _, _ = q.shape
+    sweep = Sweep(q, logits, sample)
+    rows = sweep.rows
+    found = _empty(sweep, batch, heads)
+    columns = Columns(*(torch.zeros(batch, heads, logits.k.shape[-2], dtype=logits.k.dtype, device=q.device) for _ in range(3)))
+    counted = torch.ones(batch, len(rows), dtype=torch.bool, device=q.device) if real is None else real[:, rows].expand(batch, -1)
     first = _first(logits.mask, batch, q.device)
-    found = []
-    for here in rows.split(max(1, TILE // max(1, batch * heads * keys))):
-        counted = None if real is None else real[:, here]
-        found.append(_tile(q[:, :, here], logits, here, first, counted, columns))
-    joined = {f.name: torch.cat([getattr(part, f.name) for part in found], 1 if f.name == "valid" else 2) for f in fields(Rows)}
-    return Rows(**joined), columns
+    keys = None if v is None else KeySums(sweep, v, 1 if sample is None else max(1, len(rows) // SOME))
+    gaps: dict[int, Tensor] = {}
+    for tile in sweep:
+        seen = counted[tile.entries, None, tile.spots] & (tile.largest > HIDDEN / 2)
+        _fill(found, tile, sweep, first[tile.entries], _gap(gaps, tile, logits.mask))
+        found.valid[tile.entries, tile.spots] |= seen.any(1)
+        _add(columns, found, tile, sweep, seen, keys)
+    _count(found.visible, rows, logits, sweep)
+    if keys is not None:
+        columns.moved.copy_(keys.total())
+    return found, columns
 
 
-def _tile(q: Tensor, call: Logits, rows: Tensor, first: Tensor, counted: Tensor | None, columns: Columns) -> Rows:
-    keys = columns.load.shape[-1]
-    low, high = call.mask.reach(int(rows.min()), int(rows.max()) + 1, keys)
-    low, high = (low, high) if high > low else (0, keys)
-    logits = call.of(q, rows, low, high)
-    largest = logits.amax(-1)
-    mass = logits.softmax(-1)
-    peak = mass.amax(-1)
-    lse = largest - peak.log()
-    inner = torch.linalg.vecdot(mass, logits)
-    if call.null is not None:
-        null = call.null.to(lse.dtype)[:, None]
-        whole = torch.logaddexp(lse, null)
-        share = (lse - whole).exp()
-        mass, peak, lse = mass.mul_(share[..., None]), peak * share, whole
-        inner = share * inner + (1 - share) * null.expand_as(share)
-    valid = (largest > HIDDEN / 2).any(1)  # heads share their mask, but a bias may blind one of them
-    if counted is not None:
-        valid = valid & counted
-    weight = valid.to(mass.dtype)[:, None, None]
-    columns.load[..., low:high] += (weight @ mass)[..., 0, :]
-    doubled = mass * mass
-    columns.squares[..., low:high] += (weight @ doubled)[..., 0, :]
-    position = rows + call.mask.offset - low
-    sink = mass.gather(-1, (first - low).clamp(0, high - low - 1).view(-1, 1, 1, 1).expand(*mass.shape[:3], 1))[..., 0]
-    sink = sink.masked_fill((first < low).view(-1, 1, 1) | (first >= high).view(-1, 1, 1), 0)
-    near, distance, visible = _near(mass, position), _distance(mass, position), call.visible(rows, low, high)
-    return Rows(lse, lse - inner, peak, doubled.sum(-1), distance, sink, largest, near, visible, valid)
+def _empty(sweep: Sweep, batch: int, heads: int) -> Rows:
+    like = {"dtype": sweep.k.dtype, "device": sweep.k.device}
+    shape = (batch, heads, len(sweep.rows))
+    found = {name: torch.zeros(shape, **like) for name in ("lse", "entropy", "peak", "squared", "distance", "sink", "largest")}
+    near, visible = torch.zeros(*shape, len(WINDOWS), **like), torch.zeros(batch, 1, shape[-1], **like)
+    valid = torch.zeros(batch, shape[-1], dtype=torch.bool, device=sweep.k.device)
+    return Rows(**found, near=near, visible=visible, valid=valid, moved=torch.full(shape, torch.nan, **like))
 
 
-def _distance(mass: Tensor, position: Tensor) -> Tensor:
-    gap = (position[:, None] - torch.arange(mass.shape[-1], device=mass.device)).abs().to(mass.dtype)  # (rows, keys)
-    batch, heads, rows, keys = mass.shape
-    by_row = mass.reshape(batch * heads, rows, keys).transpose(0, 1) @ gap[:, :, None]  # (rows, batch * heads, 1)
-    return by_row[..., 0].mT.reshape(batch, heads, rows)
+def _fill(found: Rows, tile: Tile, sweep: Sweep, first: Tensor, gap: Tensor) -> None:
+    """The row statistics of a tile; `gap` is |query - key|, (rows, keys)."""
+    here = (tile.entries, tile.heads, tile.spots)
+    mass, scratch = tile.mass, sweep.buffer("scratch", tile.mass.shape)
+    found.lse[here], found.largest[here], found.peak[here] = tile.lse, tile.largest, mass.amax(-1)
+    inner = torch.mul(mass, tile.logits, out=scratch).sum(-1)
+    entropy = tile.own - tile.largest - inner
+    if tile.share is not None and sweep.call.null is not None:
+        null = sweep.call.null.to(inner.dtype)[tile.heads, None] - tile.lse
+        entropy = tile.share * (tile.lse - tile.largest) - inner - null.exp() * null
+    found.entropy[here] = entropy.masked_fill(tile.largest <= HIDDEN / 2, 0)
+    found.distance[here] = torch.mul(mass, gap, out=scratch).sum(-1)
+    spot = (first - tile.low).view(-1, 1, 1, 1)
+    inside = (spot >= 0) & (spot < mass.shape[-1])
+    sink = mass.gather(-1, spot.clamp(0, mass.shape[-1] - 1).expand(*mass.shape[:3], 1))
+    found.sink[here] = sink.masked_fill(~inside, 0)[..., 0]
+    found.near[here] = _near(tile, tile.rows + sweep.call.mask.offset - tile.low)
 
 
-def _near(mass: Tensor, position: Tensor) -> Tensor:
-    """Mass within each window around the query, from one running sum over the keys."""
-    windows = torch.tensor(WINDOWS, device=mass.device)
-    running = mass.cumsum(-1)
-    last = (position[:, None] + windows - 1).clamp(0, mass.shape[-1] - 1).expand(*mass.shape[:3], -1)
-    before = position[:, None] - windows
-    near = running.gather(-1, last)
-    skipped = running.gather(-1, before.clamp_min(0).expand(*mass.shape[:3], -1))
-    return near - skipped.masked_fill(before < 0, 0)
+def _add(columns: Columns, found: Rows, tile: Tile, sweep: Sweep, seen: Tensor, keys: KeySums | None) -> None:
+    """What a tile adds to the columns, from the rows that are `seen`."""
+    here, width = (tile.entries, tile.heads, tile.keys), tile.high - tile.low
+    weight = seen.to(tile.mass.dtype)[:, :, None]  # (entries, heads, 1, rows)
+    columns.load[here] += (weight @ tile.mass)[..., 0, :width]
+    squared = torch.mul(tile.mass, tile.mass, out=sweep.buffer("scratch", tile.mass.shape))
+    found.squared[tile.entries, tile.heads, tile.spots] = squared.sum(-1)
+    columns.squares[here] += (weight @ squared)[..., 0, :width]
+    if keys is not None:
+        found.moved[tile.entries, tile.heads, tile.spots] = keys.add(tile, squared, seen)
+
+
+def _gap(gaps: dict[int, Tensor], tile: Tile, mask: Mask) -> Tensor:
+    """|query - key| of a tile, kept for the other heads of the same queries."""
+    if tile.spots.start not in gaps:
+        gaps.clear()
+        position = (tile.rows + mask.offset - tile.low).to(tile.mass.dtype)
+        gaps[tile.spots.start] = (position[:, None] - torch.arange(tile.mass.shape[-1], device=tile.rows.device)).abs_()
+    return gaps[tile.spots.start]
+
+
+def _near(tile: Tile, position: Tensor) -> Tensor:
+    """Mass within each window around the query: whole blocks of keys by a running sum, and the begun ones at both ends."""
+    windows, whole = torch.tensor(WINDOWS, device=position.device), tile.blocks
+    mass, blocks = tile.mass, whole.shape[-1]
+    running = torch.cat([torch.zeros_like(whole[..., :1]), whole.cumsum(-1)], -1)
+    ends = torch.cat([position[:, None] - windows + 1, position[:, None] + windows], -1).clamp(0, mass.shape[-1])  # (rows, ends)
+    block = ends // BLOCK
+    before = running.gather(-1, block.expand(*mass.shape[:3], -1))
+    line = torch.arange(mass.shape[:-1].numel(), device=mass.device).view(*mass.shape[:3], 1) * blocks
+    begun = mass.view(-1, BLOCK)[(line + block.clamp_max(blocks - 1)).flatten()].view(*mass.shape[:2], *ends.shape, BLOCK)
+    counts = torch.arange(BLOCK, device=mass.device) < (ends % BLOCK)[..., None]
+    before += (begun * counts).sum(-1)
+    low, high = before.split(len(WINDOWS), -1)
+    return high - low
+
+
+def _count(visible: Tensor, rows: Tensor, logits: Logits, sweep: Sweep) -> None:
+    """How many keys each query may look at."""
+    mask, keys = logits.mask, sweep.count
+    if mask.demands <= {"causal", "bias"}:
+        visible[:] = (rows + mask.offset + 1).clamp(0, keys) if mask.causal else keys
+        return
+    for spots in sweep.cuts():
+        low, high = mask.reach(int(rows[spots].min()), int(rows[spots].max()) + 1, keys)
+        visible[..., spots] = logits.visible(rows[spots], low, high)
 
 
 def _first(mask: Mask, batch: int, device: torch.device) -> Tensor:

@@ -12,6 +12,7 @@ from .logit import LargestLogit
 from .moments import Moments
 from .peak import Peak
 from .residual import Residual
+from .sensitivity import KeySensitivity, QuerySensitivity, ValueSensitivity
 from .sink import Sink
 
 ALL: tuple[type[Statistic], ...] = (
@@ -24,6 +25,9 @@ ALL: tuple[type[Statistic], ...] = (
     Locality,
     Load,
     LargestLogit,
+    ValueSensitivity,
+    KeySensitivity,
+    QuerySensitivity,
     Moments,
 )
 BY_NAME: dict[str, type[Statistic]] = {s.__name__: s for s in (*ALL, Residual)}
@@ -38,13 +42,16 @@ __all__ = [
     "Entropy",
     "Estimate",
     "Evenness",
+    "KeySensitivity",
     "LargestLogit",
     "Load",
     "Locality",
     "Moments",
     "Peak",
+    "QuerySensitivity",
     "Residual",
     "Sink",
     "Statistic",
     "TokenMean",
+    "ValueSensitivity",
 ]
