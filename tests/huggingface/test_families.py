@@ -6,7 +6,7 @@ import torch
 from heedful.attention import Capture
 from heedful.huggingface import coverage, watching
 
-from .zoo import BY_NAME, FAMILIES, Family
+from .zoo import FAMILIES, Family
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

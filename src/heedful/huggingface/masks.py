@@ -38,17 +38,16 @@ class Span:
         return per_token[:, self.key_start : self.key_start + self.keys].expand(self.batch, -1)
 
 
-def translate(function: Callable, span: Span, vmapped: bool = False, device: torch.device | str = "cpu") -> Mask:
+def translate(function: Callable, span: Span, vmapped: bool = False) -> Mask:
     """The Mask that a mask function of transformers means; what is not recognised is asked tile by tile.
 
     >>> translate(masking_utils.sliding_window_causal_mask_function(3), Span(1, 8, 8))
     Mask(causal=True, keys=None, window=3, sinks=0, segments=None, bias=None, offset=0, rule=None)
     """
-    atoms = list(_atoms(function))
-    kinds = {kind for kind, _, _ in atoms}
-    mask, rest = Mask(causal="causal" in kinds, offset=span.offset), []
-    for kind, value, atom in _resolved(atoms):
-        added = _ADD[kind](mask, value, span, device) if kind in _ADD else None
+    atoms = list(_resolved(list(_atoms(function))))
+    mask, rest = Mask(causal=any(kind == "causal" for kind, _, _ in atoms), offset=span.offset), []
+    for kind, value, atom in atoms:
+        added = _ADD[kind](mask, value, span) if kind in _ADD else None
         mask, rest = (mask, [*rest, atom]) if added is None else (added, rest)
     if rest:
         mask = replace(mask, rule=Rule(_sees(rest, span.key_start, vmapped), span.batch))
@@ -88,9 +87,13 @@ def _resolved(atoms: list[Atom]) -> Iterator[Atom]:
     """Rules about positions inside packed texts, said about the whole row where that means the same."""
     segments = [value for kind, value, _ in atoms if kind == "segments"]
     for kind, value, atom in atoms:
-        inner = list(_atoms(value[0])) if kind == "remapped" else []
-        same = kind == "remapped" and {k for k, _, _ in inner} <= SHIFTABLE and any(_counts_up(value[1], s) for s in segments)
-        yield from inner if same else [(kind, value, atom)]
+        if kind != "remapped" or not any(_counts_up(value[1], s) for s in segments):
+            yield kind, value, atom
+            continue
+        inner = list(_atoms(value[0]))
+        yield from (part for part in inner if part[0] in SHIFTABLE)
+        if any(part[0] not in SHIFTABLE for part in inner):
+            yield kind, value, atom
 
 
 def _counts_up(positions: Tensor, segments: Tensor) -> bool:
@@ -98,32 +101,32 @@ def _counts_up(positions: Tensor, segments: Tensor) -> bool:
     return bool(((positions.diff(dim=-1) == 1) | (segments.diff(dim=-1) != 0)).all())
 
 
-def _add_behind(mask: Mask, width: int, span: Span, device: Any) -> Mask | None:
-    return _add_window(mask, width, span, device) if mask.causal else None  # alone it leaves the future visible
+def _add_behind(mask: Mask, width: int, span: Span) -> Mask | None:
+    return _add_window(mask, width, span) if mask.causal else None  # alone it leaves the future visible
 
 
-def _add_window(mask: Mask, width: int, span: Span, device: Any) -> Mask:
+def _add_window(mask: Mask, width: int, span: Span) -> Mask:
     return replace(mask, window=width if mask.window is None else min(width, mask.window))
 
 
-def _add_keys(mask: Mask, real: Tensor, span: Span, device: Any) -> Mask:
+def _add_keys(mask: Mask, real: Tensor, span: Span) -> Mask:
     real = span.cut(real.bool())
     return replace(mask, keys=real if mask.keys is None else mask.keys & real)
 
 
-def _add_segments(mask: Mask, segments: Tensor, span: Span, device: Any) -> Mask | None:
+def _add_segments(mask: Mask, segments: Tensor, span: Span) -> Mask | None:
     outside = span.offset < 0 or span.offset + span.queries > span.keys  # a query without a key of its own has no segment
     return None if outside or mask.segments is not None else replace(mask, segments=span.cut(segments))
 
 
-def _add_chunks(mask: Mask, setting: tuple[int, Tensor], span: Span, device: Any) -> Mask | None:
+def _add_chunks(mask: Mask, setting: tuple[int, Tensor], span: Span) -> Mask | None:
     size, padding = setting
     position = torch.arange(span.key_start + span.keys, device=padding.device) - padding[:, None]
-    return _add_segments(mask, position.div(size, rounding_mode="floor").long(), span, device)
+    return _add_segments(mask, position.div(size, rounding_mode="floor").long(), span)
 
 
-_ADD: dict[str, Callable[[Mask, Any, Span, Any], Mask | None]] = {
-    "causal": lambda mask, value, span, device: replace(mask, causal=True),
+_ADD: dict[str, Callable[[Mask, Any, Span], Mask | None]] = {
+    "causal": lambda mask, value, span: replace(mask, causal=True),
     "behind": _add_behind,
     "window": _add_window,
     "keys": _add_keys,
