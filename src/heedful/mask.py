@@ -70,11 +70,32 @@ class Mask:
         """The same mask with its tensors on another device."""
         return replace(self, **{f.name: x.to(device) for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)})
 
+    def entry(self, entry: int) -> Mask:
+        """The mask of one batch entry.
+
+        >>> Mask(keys=torch.tensor([[True, True], [True, False]])).entry(1).keys
+        tensor([[ True, False]])
+        """
+        parts = {
+            name: x[entry : entry + 1]
+            for name in ("keys", "segments", "bias")
+            if (x := getattr(self, name)) is not None and len(x) > 1
+        }
+        rule = self.rule
+        if rule is not None and rule.batches > 1:
+            sees = rule.sees
+            parts["rule"] = Rule(lambda batch, *rest: sees(batch + entry, *rest))
+        return replace(self, **parts)
+
     def check(self, queries: int, keys: int) -> None:
         """Refuse tensors of another length than the call's."""
         for name, tensor in (("keys", self.keys), ("segments", self.segments)):
             if tensor is not None and tensor.shape[-1] != keys:
                 raise ValueError(f"mask.{name} speaks of {tensor.shape[-1]} keys but the call has {keys}; give one entry per key.")
+        if self.segments is not None and self.offset + queries > keys:
+            raise ValueError(
+                f"mask.segments speaks of {keys} tokens but the queries reach to {self.offset + queries}; each needs its own."
+            )
         if self.bias is not None and (self.bias.shape[-1] not in (1, keys) or self.bias.shape[-2] not in (1, queries)):
             raise ValueError(f"mask.bias has shape {_shape(self.bias)} but the call has {queries} queries and {keys} keys.")
 
@@ -120,10 +141,14 @@ class Mask:
 
     def _ruled(self, place: Tensor, columns: Tensor) -> Tensor:
         assert self.rule is not None
-        batch = torch.arange(self.rule.batches, device=place.device)[:, None, None, None]
+        batches = self.rule.batches
+        batch = torch.arange(batches, device=place.device)[:, None, None, None]
         head = torch.zeros(1, dtype=torch.long, device=place.device)[:, None, None]
-        seen = self.rule.sees(batch, head, place if len(place) > 1 else place[0, 0], columns)
-        return seen.expand(max(self.rule.batches, len(place)), 1, place.shape[-2], len(columns))
+        shape = (1, place.shape[-2], len(columns))
+        if len(place) == 1:
+            return self.rule.sees(batch, head, place[0, 0], columns).expand(batches, *shape)
+        own = [self.rule.sees(batch[i % batches :][:1], head, place[i, 0], columns).expand(1, *shape) for i in range(len(place))]
+        return torch.cat(own)
 
     def tile(self, rows: Int[Tensor, "*batch rows"], low: int, high: int) -> Float[Tensor, "batch heads rows columns"] | None:
         """What is added to the logits of the queries `rows` and the keys low..high; None where nothing is."""

@@ -14,6 +14,7 @@ from .peak import Peak
 from .residual import Residual
 from .sensitivity import KeySensitivity, QuerySensitivity, ValueSensitivity
 from .sink import Sink
+from .spectrum import Spectrum
 
 ALL: tuple[type[Statistic], ...] = (
     Entropy,
@@ -28,6 +29,7 @@ ALL: tuple[type[Statistic], ...] = (
     ValueSensitivity,
     KeySensitivity,
     QuerySensitivity,
+    Spectrum,
     Moments,
 )
 BY_NAME: dict[str, type[Statistic]] = {s.__name__: s for s in (*ALL, Residual)}
@@ -51,6 +53,7 @@ __all__ = [
     "QuerySensitivity",
     "Residual",
     "Sink",
+    "Spectrum",
     "Statistic",
     "TokenMean",
     "ValueSensitivity",
