@@ -1,1 +1,82 @@
-"""heedful: see, speed up and resize the attention of any transformer."""
+"""heedful: see, speed up and resize the attention of any transformer.
+
+import heedful as hd
+model = hd.load("org/name")                  # a hub id, a folder, a .gguf file
+findings = hd.scan(model, texts)             # what its attention does, never an L x L matrix
+print(*findings.verdicts(), sep="\\n")
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import mechanisms, ops, statistics
+    from .attention import Capture, Mask, Mechanism, Unsupported
+    from .checkpoint import Checkpoint, load
+    from .doctor import doctor
+    from .findings import Findings
+    from .huggingface import Unreachable, swap, unswap, watching, watching_sdpa
+    from .ops import hop, merge, plain
+    from .scan import scan
+    from .statistic import Statistic
+
+_PLACES = {  # the public names by verb, and where each lives; imported when first used, so that mechanisms need torch alone
+    "attend": {"attention": ("Capture", "Mask", "Mechanism", "Unsupported"), "ops": ("hop", "merge", "plain")},
+    "load": {"checkpoint": ("Checkpoint", "load")},
+    "scan": {"scan": ("scan",), "findings": ("Findings",), "statistic": ("Statistic",), "doctor": ("doctor",)},
+    "look and change": {"huggingface": ("Unreachable", "swap", "unswap", "watching", "watching_sdpa")},
+}
+_MODULES = ("mechanisms", "ops", "statistics")
+_HOME = {name: module for places in _PLACES.values() for module, names in places.items() for name in names}
+
+__all__ = [
+    "Capture",
+    "Checkpoint",
+    "Findings",
+    "Mask",
+    "Mechanism",
+    "Statistic",
+    "Unreachable",
+    "Unsupported",
+    "doctor",
+    "hop",
+    "load",
+    "mechanisms",
+    "merge",
+    "ops",
+    "plain",
+    "scan",
+    "statistics",
+    "swap",
+    "unswap",
+    "watching",
+    "watching_sdpa",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    if name not in _HOME:
+        raise AttributeError(f"heedful has no {name!r}; it has {', '.join(__all__)}.")
+    found = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class _Package(ModuleType):
+    """Python binds an imported submodule to its name in the package; where a verb has that name, the verb is bound."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, getattr(value, name) if name in _HOME and isinstance(value, ModuleType) else value)
+
+
+sys.modules[__name__].__class__ = _Package

