@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,6 +53,8 @@ def folded(q: Tensor, k: Tensor, v: Tensor, scale: float, keys: Tensor | None) -
 
     Padding has log-weight -inf and nothing else left of it, so that not even a NaN gets through.
     """
+    if scale < 0:
+        raise ValueError(f"scale is {scale}; random features need one of at least 0 (1/sqrt(dim) is usual).")
     high = torch.promote_types(q.dtype, torch.float32)
     x, y, values = (t.to(high) for t in (q, k, v))
     if keys is not None:
@@ -59,10 +62,13 @@ def folded(q: Tensor, k: Tensor, v: Tensor, scale: float, keys: Tensor | None) -
         y, values = y.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
     many = k.shape[0] * k.shape[1]
     x, y, values = (t.reshape(many, t.shape[1] // k.shape[1] * t.shape[2], t.shape[3]) for t in (x, y, values))
-    lows = torch.linalg.vecdot(y, y) * (-0.5 * scale)
-    if keys is not None:
-        lows = lows.masked_fill(~keys.expand(len(k), -1).repeat_interleave(k.shape[1], 0), -torch.inf)
-    return x, y, values, lows
+    hidden = None if keys is None else ~keys.expand(len(k), -1).repeat_interleave(k.shape[1], 0)
+    return x, y, values, log_weights(y, scale, hidden)
+
+
+def log_weights(k: Tensor, scale: float, hidden: Tensor | None) -> Tensor:
+    lows = torch.linalg.vecdot(k, k) * (-0.5 * scale)
+    return lows if hidden is None else lows.masked_fill(hidden, -torch.inf)
 
 
 def formula(q: Tensor, k: Tensor, v: Tensor, directions: Tensor, lows: Tensor) -> Tensor:
@@ -103,15 +109,16 @@ class FusedFavor(torch.autograd.Function):
         asked.sub_(asked.amax(-1, keepdim=True)).exp_()
         asked.div_(asked.sum(-1, keepdim=True))
         out = torch.bmm(asked, means)
-        ctx.save_for_backward(asked, kept, v, k, means, total, directions, out)
+        ctx.save_for_backward(q, k, v, directions, lows, out, asked, kept, means, total)
         ctx.scale = scale
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
-        asked, kept, v, k, means, total, directions, out = ctx.saved_tensors
+        q, k, v, directions, lows, out, asked, kept, means, total = ctx.saved_tensors
         (grad,) = grads
+        if torch.is_grad_enabled():
+            return differentiable(formula, (q, k, v, directions, lows), ctx.scale, grad)
         along = directions.expand(len(k), -1, -1)
         delta = (grad * out).sum(-1, keepdim=True).neg_()
         slopes = torch.baddbmm(delta, grad, means.mT).mul_(asked)  # of the queries' logits
@@ -124,3 +131,11 @@ class FusedFavor(torch.autograd.Function):
         grad_v = torch.bmm(kept, grad_means)
         grad_k = torch.bmm(slopes, along).addcmul_(k, slopes.sum(-1, keepdim=True), value=-ctx.scale)
         return grad_q, grad_k, grad_v, None, None, None
+
+
+def differentiable(formula: Callable[..., Tensor], inputs: tuple[Tensor, ...], scale: float, grad: Tensor) -> tuple:
+    """The gradients by a plain formula, with the graph that a second derivative needs."""
+    q, k, v, directions, lows = inputs
+    out = formula(q, k, v, directions, log_weights(k, scale, lows == -torch.inf))
+    found = iter(torch.autograd.grad(out, [t for t in (q, k, v) if t.requires_grad], grad, create_graph=True))
+    return *(next(found) if t.requires_grad else None for t in (q, k, v)), None, None, None

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .dispatch import is_plain, writes_own_backward
-from .favor import NOWHERE, folded
+from .favor import NOWHERE, differentiable, folded
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -97,7 +97,7 @@ class CausalFavor(torch.autograd.Function):
             here, chunk = todo.pop()
             span, found, after = walk(q[:, here], k[:, here], values[:, here], lows[:, here], directions, (state, highest), chunk)
             if chunk > 1 and bool(((found[..., -1] < FAINT) & ~blind[:, here]).any()):
-                todo += cut(here.start, here.stop, chunk // 8)[::-1]
+                todo += cut(here.start, here.stop, max(1, chunk // 8))[::-1]
                 continue
             sums[:, here], (state, highest) = found, after
             pieces.append(here)
@@ -105,15 +105,16 @@ class CausalFavor(torch.autograd.Function):
         total = sums[..., -1:]
         total = total.masked_fill(total == 0, 1)
         out = sums[..., :-1] / total
-        ctx.save_for_backward(k, values, directions, total, out, *(t for span in spans for t in span))
+        ctx.save_for_backward(q, k, v, directions, lows, values, total, out, *(t for span in spans for t in span))
         ctx.pieces, ctx.scale = pieces, scale
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
         (grad,) = grads
-        k, values, directions, total, out, *saved = ctx.saved_tensors
+        q, k, v, directions, lows, values, total, out, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return differentiable(formula, (q, k, v, directions, lows), ctx.scale, grad)
         width, size = out.shape[-1], len(Span._fields)
         grad = torch.cat([grad, -(grad * out).sum(-1, keepdim=True)], -1) / total  # of the sums
         grad_q, grad_k, grad_v = (
