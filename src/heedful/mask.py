@@ -105,8 +105,11 @@ class Mask:
         if self.causal:
             high = min(keys, stop + self.offset)
         if self.window is not None:
+            end = stop + self.offset + self.window - 1
+            if self.sinks:
+                end = keys if self.keys is not None else max(end, self.sinks)  # behind left padding they may lie anywhere
             low = 0 if self.sinks else max(0, start + self.offset - self.window + 1)
-            high = min(high, stop + self.offset + self.window - 1)
+            high = min(high, end)
         return min(low, max(high, 0)), max(high, 0)
 
     def visible(self, rows: Int[Tensor, "*batch rows"], low: int, high: int) -> Bool[Tensor, "batch heads rows columns"] | None:
@@ -120,7 +123,7 @@ class Mask:
         return seen
 
     def _parts(self, rows: Tensor, columns: Tensor) -> Iterator[Tensor]:
-        place = (rows + self.offset).view(-1, 1, rows.shape[-1], 1)  # (1 or batch, 1, rows, 1)
+        place = (rows + self.offset).view(rows.shape[0] if rows.ndim == 2 else 1, 1, rows.shape[-1], 1)  # (1 or batch, 1, rows, 1)
         if self.causal:
             yield columns <= place
         if self.window is not None:

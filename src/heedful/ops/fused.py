@@ -71,9 +71,10 @@ class FusedHop(torch.autograd.Function):
 def pieces(q: Tensor, k: Tensor, bias: Tensor | None, mask: Mask) -> Iterator[tuple[slice, slice, bool, Tensor | None]]:
     """(queries, keys, whether the kernel's own causal rule holds, what is added to the logits) for each kernel call."""
     queries, keys = q.shape[-2], k.shape[-2]
-    per_key = None if bias is None else bias.to(q.dtype)[..., None, :]
+    dtype = torch.float32 if q.device.type == "cpu" else q.dtype  # the CPU kernel adds in full precision
+    per_key = None if bias is None else bias.to(dtype)[..., None, :]
     if mask.demands <= {"causal", "keys"} and not (mask.causal and mask.offset):
-        added = _plus(per_key, _padding(mask.keys, q))
+        added = _plus(per_key, _padding(mask.keys, dtype))
         yield slice(0, queries), slice(0, keys), mask.causal, added
         return
     for start in range(0, queries, BLOCK):
@@ -82,13 +83,13 @@ def pieces(q: Tensor, k: Tensor, bias: Tensor | None, mask: Mask) -> Iterator[tu
             columns = slice(0, keys)  # a kernel needs a key; the tile hides it
         tile = mask.tile(torch.arange(rows.start, rows.stop, device=q.device), columns.start, columns.stop)
         here = per_key[..., columns] if per_key is not None else None
-        yield rows, columns, False, _plus(here, None if tile is None else tile.to(q.dtype))
+        yield rows, columns, False, _plus(here, None if tile is None else tile.to(dtype))
 
 
-def _padding(keys: Tensor | None, q: Tensor) -> Tensor | None:
+def _padding(keys: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if keys is None or bool(keys.all()):
         return None
-    return torch.zeros(keys.shape, dtype=q.dtype, device=q.device).masked_fill_(~keys, -torch.inf)[:, None, None]
+    return torch.zeros(keys.shape, dtype=dtype, device=keys.device).masked_fill_(~keys, -torch.inf)[:, None, None]
 
 
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
