@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
 WORDS = 60
 TEXT = dict(vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32, pad_token_id=0)
@@ -45,7 +45,7 @@ class Family:
     sharpness: float = 6.0  # tiny random models barely attend: their matrices are multiplied by this
     length: int = 11
 
-    def build(self, attention: str = "eager", **more: Any) -> nn.Module:
+    def build(self, attention: str = "eager", **more: Any) -> Any:
         torch.manual_seed(0)
         config = transformers.AutoConfig.for_model(self.name, **(self.settings | more))
         kind = getattr(transformers, self.auto)

@@ -24,7 +24,7 @@ def with_dropout(mechanism: Mechanism, call: Capture, dropout: float) -> Tensor:
     """
     if type(mechanism) is Softmax:
         return dropped_softmax(call, call.scale * mechanism.beta, dropout)
-    text = f"{type(mechanism).__name__} has no attention probabilities to drop: it trains without the model's attention dropout"
+    text = f"{call.layer}: {type(mechanism).__name__} has no attention probabilities to drop: it trains without the model's attention dropout"
     warnings.warn(f"{text} of {dropout}; set that to 0 to silence this.", stacklevel=2)
     return mechanism(call.q, call.k, call.v, call.mask, call.scale, cap=call.cap, null=call.null)
 

@@ -98,6 +98,7 @@ _KEEPS: dict[str, Callable[..., LazyMask | None]] = {
 }
 
 
+@torch.compiler.disable
 def lazy_mask(
     batch_size: int,
     q_length: int,

@@ -128,6 +128,7 @@ def _configs(model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
+@torch.compiler.disable  # a compiled model breaks its graph here: watchers and lazy masks are plain Python
 def dispatch(
     module: nn.Module,
     query: Tensor,
@@ -143,8 +144,8 @@ def dispatch(
     mechanism = module._modules.get(NAME) or _exact
     assert isinstance(mechanism, Mechanism)
     try:
-        if isinstance(kwargs.get("cache"), nn.Module) or type(kwargs.get("cache")).__name__ == "PagedAttentionCache":
-            raise Unsupported("the seam does not page its cache; use generate() without continuous batching.")
+        if type(kwargs.get("cache")).__name__ == "PagedAttentionCache":
+            raise Unsupported("the seam does not page its cache; generate without continuous batching.")
         out = with_dropout(mechanism, call, dropout) if dropout else answer(mechanism, call)
     except Unsupported as refusal:
         raise Unsupported(f"{call.layer}: {refusal}") from refusal
@@ -179,7 +180,7 @@ def is_cross(name: str, module: nn.Module, q: Tensor, k: Tensor, mask: Mask) -> 
     """Whether the queries are other tokens than the keys, so that key padding says nothing about them."""
     if mask.causal or mask.offset:
         return False
-    return mask.offset + q.shape[-2] > k.shape[-2] or bool(CROSS.search(name) or CROSS.search(type(module).__name__))
+    return q.shape[-2] != k.shape[-2] or bool(CROSS.search(name) or CROSS.search(type(module).__name__))
 
 
 def _cast(*tensors: Tensor) -> list[Tensor]:
