@@ -105,8 +105,9 @@ def probabilities(c: Capture) -> tuple[Tensor, Tensor]:
     """P of a capture and the lse, float64; rows that see nothing are 0."""
     found = logits(c.q.double(), c.k.double(), c.mask, c.scale, c.cap)
     every = found if c.null is None else torch.cat([found, c.null.double()[None, :, None, None].expand(*found.shape[:3], 1)], -1)
-    blind = (found.amax(-1) < -1e30)[..., None]
-    return every.softmax(-1)[..., : found.shape[-1]].masked_fill(blind, 0), every.logsumexp(-1)
+    blind = (found.detach().amax(-1) < -1e30)[..., None]
+    mass = every.masked_fill(blind, 0).softmax(-1)[..., : found.shape[-1]].masked_fill(blind, 0)  # safe to differentiate
+    return mass, every.logsumexp(-1)
 
 
 def moved(c: Capture) -> Tensor:

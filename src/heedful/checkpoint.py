@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 REMEDY = "give a hub id such as org/name, a folder with a config.json, or a .gguf file"
@@ -71,10 +73,21 @@ def load(
         options["trust_remote_code"] = True
     wanted = dtype or (torch.float32 if device.type == "cpu" else "auto")
     try:
-        model = _model_class(place, options).from_pretrained(place, dtype=wanted, **options)
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        model, told = _model_class(place, options).from_pretrained(place, dtype=wanted, output_loading_info=True, **options)
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"cannot load {source}: {_first_line(error)}") from error
+    _refuse_gaps(model, told["missing_keys"], str(source))
     return Checkpoint(model.to(device).eval(), _processor(place, options), _short(str(source)))
+
+
+def _refuse_gaps(model: nn.Module, missing: Iterable[str], source: str) -> None:
+    """Refuse a checkpoint that lacks weights of the model's body, which would be random; a head or a pooler may be untrained."""
+    prefix = getattr(model, "base_model_prefix", "")
+    body = f"{prefix}." if prefix and hasattr(model, prefix) else ""
+    gaps = sorted(name for name in missing if name.startswith(body) and "pooler" not in name)
+    if gaps:
+        some = ", ".join(gaps[:3]) + (f" and {len(gaps) - 3} more" if len(gaps) > 3 else "")
+        raise ValueError(f"{source} lacks weights of {type(model).__name__}: {some}; copy or save the model again, whole.")
 
 
 def _located(source: str | Path) -> tuple[str, dict[str, Any]]:

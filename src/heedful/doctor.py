@@ -46,7 +46,7 @@ def doctor(model: str | Path | nn.Module | Checkpoint) -> Diagnosis:
     own = _states(checkpoint.model, inputs)
     found = coverage(checkpoint.model, lambda: run(checkpoint.model, inputs))
     look = Look((Entropy,), None, 0)
-    seen: Tensor | None = None
+    seen: dict[str, Tensor] | None = None
     if found.reached:
         with watching(checkpoint.model, look.call):
             seen = _states(checkpoint.model, inputs)

@@ -195,25 +195,25 @@ def _body(model: nn.Module, inputs: dict[str, Any]) -> tuple[nn.Module, dict[str
         return body, inputs
     if "input_ids" in inputs:
         return body, {**inputs, **_shifted(config, inputs)}
-    made = model.generate(**inputs, max_new_tokens=64, do_sample=False)  # type: ignore[operator]
+    if hasattr(model, "generate"):
+        made = model.generate(**inputs, max_new_tokens=64, do_sample=False)  # type: ignore[operator]
+    else:  # a body without a head to write with reads the first token
+        made = torch.full((len(next(iter(inputs.values()))), 1), _start(config), device=next(model.parameters()).device)
     return body, {**inputs, "decoder_input_ids": made}
+
+
+def _start(config: Any) -> int:
+    """The token that a decoder begins with."""
+    known = (getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
+    return next((x for x in known if x is not None), 0)
 
 
 def _shifted(config: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same text, one token later, for the decoder."""
     ids = inputs["input_ids"]
-    start = next(
-        (
-            x
-            for x in (getattr(config, n, None) for n in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
-            if x is not None
-        ),
-        0,
-    )
-    shifted = {"decoder_input_ids": torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], 1)}
+    shifted = {"decoder_input_ids": torch.cat([torch.full_like(ids[:, :1], _start(config)), ids[:, :-1]], 1)}
     if "attention_mask" in inputs:
-        real = inputs["attention_mask"]
-        shifted["decoder_attention_mask"] = real
+        shifted["decoder_attention_mask"] = inputs["attention_mask"]
     return shifted
 
 

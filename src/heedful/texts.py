@@ -48,7 +48,7 @@ class Sound:
     rate: int | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Tokens:
     """Token ids, special tokens included."""
 
@@ -69,10 +69,15 @@ def items(texts: Any, limit: int | None = None) -> list[Item]:
     if isinstance(texts, str) and not _is_path(texts):
         raise ValueError(f"there is no file or folder {texts!r}; to scan one text itself, give a list: [text].")
     source = _of_path(Path(texts)) if isinstance(texts, str | Path) else _of_values(texts)
-    found = list(islice((item for item in source if not (isinstance(item, str) and not item.strip())), limit))
+    found = list(islice((item for item in source if not _blank(item)), limit))
     if not found:
         raise ValueError("there is nothing to scan: no text, or only empty ones, was given; give at least one that is not empty.")
     return found
+
+
+def _blank(item: Item) -> bool:
+    text = item.text if isinstance(item, Long) else item
+    return isinstance(text, str) and not text.strip()
 
 
 def _is_path(text: str) -> bool:
@@ -161,7 +166,7 @@ def _of_record(value: Any, where: str) -> Item:
         return Tokens(value["input_ids"])
     strings = {name: x for name, x in value.items() if isinstance(x, str)} if isinstance(value, dict) else {}
     if "text" in strings or len(strings) == 1:
-        return strings.get("text") or next(iter(strings.values()))
+        return strings["text"] if "text" in strings else next(iter(strings.values()))
     raise ValueError(
         f"{where} holds no text: a string, or an object with `text` or one string field is needed; got {str(value)[:60]}."
     )

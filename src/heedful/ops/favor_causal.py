@@ -43,9 +43,10 @@ def favor_causal(
     k, v = k[:, :, :total], v[:, :, :total]
     x, y, values, lows = folded(q, k, v, scale, None if keys is None else keys[:, :total])
     x = x.view(len(y), heads // k.shape[1], queries, -1).transpose(1, 2)  # (many, queries, group, dim)
-    x = F.pad(x, (0, 0, 0, 0, offset, -total % CHUNK))
-    y, values = (F.pad(t, (0, 0, 0, x.shape[1] - t.shape[1])) for t in (y, values))
-    lows = F.pad(lows, (0, x.shape[1] - lows.shape[1]), value=-torch.inf)
+    if offset or total % CHUNK or total > k.shape[2]:  # as many queries as keys, in whole chunks
+        x = F.pad(x, (0, 0, 0, 0, offset, -total % CHUNK))
+        y, values = (F.pad(t, (0, 0, 0, x.shape[1] - t.shape[1])) for t in (y, values))
+        lows = F.pad(lows, (0, x.shape[1] - lows.shape[1]), value=-torch.inf)
     rows = directions.to(x) * scale**0.5
     if is_plain() or rows.requires_grad or not writes_own_backward():
         out = formula(x, y, values, rows, lows)
@@ -150,7 +151,8 @@ def walk(
     kept = logits.sub_(levels[:, 1:, None]).exp_()
     values = values.unflatten(1, (count, chunk))
     own = kept.mT @ values  # (many, count, features, width + 1)
-    ladder = levels.mT[..., None, :] - levels.mT[..., 1:, None]  # (many, features, count, 1 + count)
+    steps = levels.mT.contiguous()  # (many, features, 1 + count)
+    ladder = steps[..., None, :] - steps[..., 1:, None]
     later = torch.ones(count, count + 1, dtype=torch.bool, device=q.device).triu_(1)
     carries = ladder.masked_fill_(later, -torch.inf).exp_()
     states = (carries @ torch.cat([state[:, None], own], 1).transpose(1, 2)).transpose(1, 2)  # (many, count, features, width + 1)

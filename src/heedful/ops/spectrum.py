@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 VECTORS = 12  # right vectors sought at once
+NOISE = 1e-4  # of a vector's length: what is left below it is rounding
 SWEEPS = 4  # over all tiles; the space searched has SWEEPS * VECTORS dims
 
 
@@ -37,15 +38,13 @@ def spectral_norms(
     True
     """
     sweep, count = Sweep(q, logits, rows), len(rows)
-    x = _orthonormal(_start(load, keys))
+    start = _start(load, keys)
+    x = _orthonormal(start, start[..., :0])
     found, images = x[..., :0], x[..., :0]
     for _ in range(SWEEPS):
         found = torch.cat([found, x], -1)
         images = torch.cat([images, _image(sweep, x, load, count)], -1)
-        fresh = images[..., -x.shape[-1] :]
-        for _ in range(2):  # twice is enough
-            fresh = fresh - found @ (found.mT @ fresh)
-        x = _orthonormal(fresh)
+        x = _orthonormal(images[..., -x.shape[-1] :], found)
     pull = (load[:, None] @ found) / count  # (heads, 1, vectors)
     return tuple(torch.linalg.matrix_norm(m.double(), 2).sqrt() for m in (images + load[..., None] * pull, images))  # type: ignore[return-value]
 
@@ -58,24 +57,29 @@ def _start(load: Tensor, keys: Tensor) -> Tensor:
     return torch.cat([load[..., None], first.expand(len(load), -1, -1)], -1)
 
 
-def _orthonormal(x: Tensor) -> Tensor:
-    """An orthonormal basis; directions that vanish become zero instead of noise."""
-    scale = x.norm(dim=-2, keepdim=True)
-    basis, upper = torch.linalg.qr(x / scale.clamp_min(torch.finfo(x.dtype).tiny))
-    return basis * (upper.diagonal(dim1=-2, dim2=-1).abs() > 1e-4)[..., None, :]
+def _orthonormal(x: Tensor, found: Tensor) -> Tensor:
+    """An orthonormal basis of what x adds to the basis `found`; directions that add nothing become zero instead of noise."""
+    x = x / x.norm(dim=-2, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    for _ in range(2):  # twice is enough
+        x = x - found @ (found.mT @ x)
+    basis, upper = torch.linalg.qr(x)
+    basis = basis * (upper.diagonal(dim1=-2, dim2=-1).abs() > NOISE)[..., None, :]
+    return basis - found @ (found.mT @ basis)
 
 
 def _image(sweep: Sweep, x: Tensor, load: Tensor, count: int) -> Tensor:
-    """P^T (I - 11^T/n) P x, (heads, keys, vectors)."""
-    x = torch.nn.functional.pad(x, (0, 0, 0, sweep.k.shape[-2] - x.shape[-2]))
-    mean = load[:, None] @ x[:, : load.shape[-1]] / count
+    """P^T (I - 11^T/n) P x, (heads, keys, vectors); the mean row is taken off P itself, so that a collapsed P keeps its digits."""
+    room = sweep.k.shape[-2] - x.shape[-2]
+    x, mean = torch.nn.functional.pad(x, (0, 0, 0, room)), torch.nn.functional.pad(load / count, (0, room))
     image = torch.zeros_like(x)
     for tile in sweep:
         span = slice(tile.low, tile.low + tile.mass.shape[-1])
-        mass = tile.mass[0]
-        z = mass @ x[tile.heads, span] - mean[tile.heads]
-        z = z * (tile.largest[0] > HIDDEN / 2)[..., None]
+        beyond = mean[tile.heads].clone()  # the mean's columns that these queries cannot reach
+        beyond[:, span] = 0
+        mass = tile.mass[0].sub_(mean[tile.heads, None, span])
+        z = (mass @ x[tile.heads, span] - beyond[:, None] @ x[tile.heads]) * (tile.largest[0] > HIDDEN / 2)[..., None]
         image[tile.heads, span] += (z.mT @ mass).mT
+        image[tile.heads] -= (z.sum(-2, keepdim=True).mT @ beyond[:, None]).mT
     return image[:, : load.shape[-1]]
 
 

