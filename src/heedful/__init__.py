@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import mechanisms, ops, statistics
     from .attention import Capture, Mask, Mechanism, Unsupported
+    from .capturing import capture
     from .checkpoint import Checkpoint, load
     from .doctor import doctor
     from .findings import Findings
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
 _PLACES = {  # the public names by verb, and where each lives; imported when first used, so that mechanisms need torch alone
     "attend": {"attention": ("Capture", "Mask", "Mechanism", "Unsupported"), "ops": ("hop", "merge", "plain")},
     "load": {"checkpoint": ("Checkpoint", "load")},
-    "scan": {"scan": ("scan",), "findings": ("Findings",), "statistic": ("Statistic",), "doctor": ("doctor",)},
+    "scan": {
+        "scan": ("scan",),
+        "capturing": ("capture",),
+        "findings": ("Findings",),
+        "statistic": ("Statistic",),
+        "doctor": ("doctor",),
+    },
     "look and change": {"huggingface": ("Unreachable", "swap", "unswap", "watching", "watching_sdpa")},
 }
 _MODULES = ("mechanisms", "ops", "statistics")
@@ -42,6 +49,7 @@ __all__ = [
     "Statistic",
     "Unreachable",
     "Unsupported",
+    "capture",
     "doctor",
     "hop",
     "load",

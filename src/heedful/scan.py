@@ -57,7 +57,7 @@ def scan(
     work = _Work(checkpoint, reading, look, replace(about, versions=versions()), Path(out) if out else None)
     if work.out is not None and (found := work.open(resume)) is not None:
         return found
-    with _evaluating(checkpoint.model), _bar(reading.size if progress else None) as advance:
+    with evaluating(checkpoint.model), _bar(reading.size if progress else None) as advance:
         work.read(advance)
     return work.finish()
 
@@ -120,7 +120,7 @@ class _Work:
         if self.done == 0:
             self.about = replace(self.about, missed=_missed(self.checkpoint, collate(self.checkpoint, batches[0][:1])))
         layers = list(attention_modules(model))
-        with _watching(model, self.look.call), watching_states(model, layers, self.look):
+        with watching_calls(model, self.look.call), watching_states(model, layers, self.look):
             for group in batches[self.done :]:
                 inputs = collate(self.checkpoint, group)
                 self.look.begin(inputs)
@@ -159,7 +159,8 @@ def _check(rows: int | None, statistics: Sequence[type[Statistic]], out: Any, re
         raise ValueError("resume needs the folder of the unfinished scan; give it as out.")
 
 
-def _watching(model: nn.Module, watcher: Callable) -> Any:
+def watching_calls(model: nn.Module, watcher: Callable) -> Any:
+    """Show the watcher every attention call of a Hugging Face model or a plain PyTorch one."""
     return watching(model, watcher) if hasattr(model, "config") else watching_sdpa(model, watcher)
 
 
@@ -218,7 +219,7 @@ def _shifted(config: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Without dropout, and afterwards as it was."""
     training = model.training
     model.eval()

@@ -20,7 +20,7 @@ ORDER = (  # from the inside out: a part may import what stands before it, and i
     ("checkpoint",),
     ("inputs", "looking"),
     ("scan",),
-    ("doctor", "demo"),
+    ("doctor", "demo", "capturing"),
     ("report",),
     ("cli",),
 )
