@@ -110,12 +110,13 @@ def test_plain_pytorch_models_are_scanned_too():
     assert list(found.layers) == ["layers.0.self_attn", "layers.1.self_attn"]
 
 
-def test_a_model_that_the_seam_does_not_reach_is_refused():
+def test_a_model_that_the_seam_does_not_reach_is_refused_and_nothing_is_written(tmp_path):
     from transformers import BloomConfig, BloomModel
 
     model = BloomModel(BloomConfig(hidden_size=16, n_head=2, n_layer=1, vocab_size=64))
     with pytest.raises(Unreachable, match="BloomAttention"):
-        scan(Checkpoint(model, bert().processor), TEXTS[:1])
+        scan(Checkpoint(model, bert().processor), TEXTS[:1], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

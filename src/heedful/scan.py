@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,19 +117,32 @@ class _Work:
         model, saved = self.checkpoint.model, time.monotonic()
         batches = self.reading.batches
         advance(sum(s.size for group in batches[: self.done] for s in group))
-        if self.done == 0:
-            self.about = replace(self.about, missed=_missed(self.checkpoint, collate(self.checkpoint, batches[0][:1])))
         layers = list(attention_modules(model))
-        with watching_calls(model, self.look.call), watching_states(model, layers, self.look):
+        with self._begun(), watching_calls(model, self.look.call), watching_states(model, layers, self.look):
             for group in batches[self.done :]:
                 inputs = collate(self.checkpoint, group)
                 self.look.begin(inputs)
-                run(model, inputs)
+                if self.done == 0:
+                    self.about = replace(self.about, missed=_missed(model, inputs))
+                else:
+                    run(model, inputs)
                 self._count(group, inputs)
                 advance(sum(sample.size for sample in group))
                 if self.out is not None and time.monotonic() - saved > EVERY:
                     write(self.out / PARTIAL, self.findings().to_bytes(mark=self.mark, done=self.done))
                     saved = time.monotonic()
+
+    @contextmanager
+    def _begun(self) -> Iterator[None]:
+        """Leave nothing behind where not even the first batch could be read."""
+        try:
+            yield
+        except Exception:
+            if self.out is not None and self.done == 0:
+                (self.out / PARTIAL).unlink(missing_ok=True)
+                with suppress(OSError):  # it holds other files
+                    self.out.rmdir()
+            raise
 
     def _count(self, group: list, inputs: dict[str, Any]) -> None:
         self.done += 1
@@ -139,7 +152,9 @@ class _Work:
         self.about = replace(self.about, texts=self.about.texts + texts, tokens=self.about.tokens + tokens)
 
     def findings(self) -> Findings:
-        return Findings(replace(self.about, layers=dict(self.look.shapes)), dict(self.look.layers), dict(self.look.depths))
+        missed = {name: why for name, why in self.about.missed.items() if name not in self.look.layers}
+        about = replace(self.about, layers=dict(self.look.shapes), missed=missed)
+        return Findings(about, dict(self.look.layers), dict(self.look.depths))
 
     def finish(self) -> Findings:
         """The findings, saved where they should be."""
@@ -164,11 +179,12 @@ def watching_calls(model: nn.Module, watcher: Callable) -> Any:
     return watching(model, watcher) if hasattr(model, "config") else watching_sdpa(model, watcher)
 
 
-def _missed(checkpoint: Checkpoint, inputs: dict[str, Any]) -> dict[str, str]:
-    """The attention modules that these inputs do not bring to the seam and why; an error where they bring none."""
-    if not hasattr(checkpoint.model, "config"):
+def _missed(model: nn.Module, inputs: dict[str, Any]) -> dict[str, str]:
+    """Read the first batch: the attention modules that it did not bring to the seam and why; an error where it brought none."""
+    if not hasattr(model, "config"):
+        run(model, inputs)
         return {}
-    found = coverage(checkpoint.model, lambda: run(checkpoint.model, inputs))
+    found = coverage(model, lambda: run(model, inputs))
     if not found.reached:
         found.check()
     return dict(found.missed)
