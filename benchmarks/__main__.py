@@ -4,7 +4,7 @@ import importlib
 import sys
 from pathlib import Path
 
-HELPERS = {"__init__", "__main__", "timing", "real"}
+HELPERS = {"__init__", "__main__", "timing", "real", "tables"}
 here = Path(__file__).parent
 names = sys.argv[1:] or sorted(path.stem for path in here.glob("*.py") if path.stem not in HELPERS)
 for name in names:

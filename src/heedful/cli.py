@@ -29,7 +29,7 @@ def scan(
     batch: Annotated[int, typer.Option(help="Texts read at once.")] = 8,
     length: Annotated[int | None, typer.Option(help="Tokens read of each text; what the model allows, at most 2048.")] = None,
     seed: Annotated[int, typer.Option(help="Chooses the rows.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for the findings [out/NAME].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the findings (out/NAME unless given).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished scan in the folder.")] = False,
     device: Device = None,
     remote_code: RemoteCode = False,

@@ -1,0 +1,96 @@
+"""The tables of README: printed from docstrings and from results/*.json, between markers. `python -m benchmarks.tables` writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from heedful.mechanisms import ALL
+from heedful.statistics import MEANING
+
+from .timing import RESULTS
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def main() -> None:
+    text = filled(README.read_text("utf-8"))
+    part = README.with_suffix(".part")
+    part.write_text(text, "utf-8")
+    part.replace(README)
+    print(f"written: {README.name}, {len(PLACE.findall(text))} tables")
+
+
+def filled(text: str) -> str:
+    """The text with every table between its markers as the results have it now."""
+    return PLACE.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
+
+
+def statistics() -> str:
+    near = [name for name in MEANING if name.startswith("near_")]
+    rows = [[f"`{name}`", meaning] for name, meaning in MEANING.items() if name not in near[1:]]
+    return markdown(["column", "meaning"], [[f"`{near[0]}` ... `{near[-1]}`", m] if near[0] in n else [n, m] for n, m in rows])
+
+
+def mechanisms() -> str:
+    rules = ("causal", "keys", "window", "bias", "cross", "state")
+    rows = [[f"`{m.__name__}`", _first_sentence(m), *("yes" if rule in m.supports else "-" for rule in rules)] for m in ALL]
+    return markdown(["mechanism", "what it computes", "causal", "padding", "window", "bias", "cross", "decodes by a state"], rows)
+
+
+def _first_sentence(kind: type) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0].rstrip(".").replace("|", "\\|")
+
+
+def demo() -> str:
+    found = result("demo")
+    head = f"all-MiniLM-L6-v2: {found['texts']} texts, {found['tokens']:,} tokens, {found['layers']} attention layers, every row"
+    return "\n".join(["```", head, *(f"- {sentence}" for sentence in found["verdicts"]), "```"])
+
+
+def scan() -> str:
+    found = result("scan")
+    rows = [[length, *(f"{x:g}" for x in row["ratios"].values())] for length, row in found["lengths"].items()]
+    return markdown(["tokens", *next(iter(found["lengths"].values()))["ratios"]], rows)
+
+
+def performer() -> str:
+    found = result("performer")
+    rows = []
+    for mode, lengths in found["ratios"].items():
+        for length, ratios in lengths.items():
+            ms = found["seconds"][mode][length]["heedful"]["median"] * 1e3
+            rows.append([mode, length, f"{ms:.2f}", f"{ratios['performer-pytorch']:.2f}", f"{ratios['sdpa']:.2f}"])
+    return markdown(["", "tokens", "ms", "x faster than performer-pytorch", "x faster than SDPA"], rows)
+
+
+def result(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+
+
+def markdown(head: list[str], rows: list[list[Any]]) -> str:
+    """A table of Markdown.
+
+    >>> print(markdown(["L", "ms"], [[1024, 2.5]]))
+    | L | ms |
+    |---|---|
+    | 1024 | 2.5 |
+    """
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("|" + "|".join(line) + "|" if line[0] == "---" else f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "statistics": statistics,
+    "mechanisms": mechanisms,
+    "demo": demo,
+    "scan": scan,
+    "performer": performer,
+}
+
+if __name__ == "__main__":
+    main()
