@@ -50,7 +50,7 @@ def threads(count: int) -> Iterator[None]:
 def timings(cases: dict[str, Case], rounds: int = 15, budget: float = 60.0) -> dict[str, Timing]:
     """Time the cases in turns, forwards and backwards, so that a slow moment of the machine falls on all of them.
 
-    Each case runs twice first; then there are at most `rounds` rounds, and after 3 no more once `budget` seconds are spent.
+    Each case runs first, a short one twice; then there are at most `rounds` rounds, and after 3 no more once `budget` seconds are spent.
     """
     repeats = {name: _repeats(case) for name, case in cases.items()}
     taken: dict[str, list[float]] = {name: [] for name in cases}
@@ -64,8 +64,8 @@ def timings(cases: dict[str, Case], rounds: int = 15, budget: float = 60.0) -> d
 
 
 def _repeats(case: Case) -> int:
-    case()
-    return max(1, round(LEAST / max(_seconds(case, 1), 1e-6)))
+    first = _seconds(case, 1)
+    return 1 if first > 1 else max(1, round(LEAST / max(_seconds(case, 1), 1e-6)))
 
 
 def _seconds(case: Case, repeats: int) -> float:
