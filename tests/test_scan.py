@@ -154,7 +154,8 @@ scan(llama(), [words(20 + i, i) for i in range(30)], rows=8, batch=1, out=sys.ar
 @pytest.mark.parametrize("moment", [0.1, 0.5, 1.1])
 def test_a_scan_killed_at_any_moment_goes_on_to_the_same_findings(tmp_path, moment):
     texts = [words(20 + i, i) for i in range(30)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent / "src")))}
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], env=environment)
     while not (tmp_path / "unfinished.safetensors").exists():
         assert child.poll() is None

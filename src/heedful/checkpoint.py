@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 REMEDY = "give a hub id such as org/name, a folder with a config.json, or a .gguf file"
 
@@ -47,7 +47,7 @@ class Checkpoint:
             known = {k: v for k, v in self.config.to_dict().items() if k not in ("_name_or_path", "transformers_version", "dtype")}
             whole.update(json.dumps(known, sort_keys=True, default=str).encode())
         for name, tensor in self.model.state_dict().items():
-            whole.update(f"{name} {tuple(tensor.shape)} {tensor.double().sum().item() if tensor.numel() else 0}".encode())
+            whole.update(f"{name} {tuple(tensor.shape)} {_total(tensor)}".encode())
         return whole.hexdigest()
 
 
@@ -78,6 +78,11 @@ def load(
         raise ValueError(f"cannot load {source}: {_first_line(error)}") from error
     _refuse_gaps(model, told["missing_keys"], str(source))
     return Checkpoint(model.to(device).eval(), _processor(place, options), _short(str(source)))
+
+
+def _total(tensor: Tensor) -> float:
+    """The sum in double precision, in pieces that fit a cache."""
+    return sum((part.sum(dtype=torch.float64).item() for part in tensor.flatten().split(2**17)), 0.0)
 
 
 def _refuse_gaps(model: nn.Module, missing: Iterable[str], source: str) -> None:

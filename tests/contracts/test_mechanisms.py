@@ -79,7 +79,7 @@ def gradients(attend, q, k, v):
     inputs = [t.detach().clone().requires_grad_() for t in (q, k, v)]
     out = attend(*inputs)
     torch.manual_seed(1)
-    weights = torch.randn(out.shape).to(out.dtype)
+    weights = torch.randn(out.shape).to(out)
     return torch.autograd.grad((out * weights).sum(), inputs, allow_unused=True, materialize_grads=True)
 
 

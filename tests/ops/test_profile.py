@@ -111,7 +111,7 @@ def test_many_rows_are_judged_by_a_few():
     q, k, v = dense.tensors(300, 300)
     call = Capture("layer", q, k, v, scale=0.4, sample=torch.arange(300))
     known = ~call.rows.moved.isnan()
-    assert 64 <= known[0, 0].sum() <= 128
+    assert 32 <= known[0, 0].sum() <= 64
     moved = dense.moved(call) * known[..., None]
     torch.testing.assert_close(call.columns.moved.double(), moved.sum(2), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(call.rows.moved[known].double(), moved.sum(-1)[known], rtol=1e-5, atol=1e-5)

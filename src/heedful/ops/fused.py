@@ -133,7 +133,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool
         return out[..., :width], lse, ("flash", *rest[:6])
     bias = None if added is None else _aligned(added, q, k)
     out, lse, seed, shift = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, causal, scale=scale)
-    return out[..., :width], lse[..., : q.shape[-2]], ("efficient", bias, lse, seed, shift)
+    return out[..., :width], lse[..., : q.shape[-2]], ("efficient", lse, seed, shift)
 
 
 def _backward(
@@ -160,10 +160,13 @@ def _backward(
         call = aten._scaled_dot_product_flash_attention_backward
         found = call(grad, q, k, v, out, lse, *starts, 0.0, causal, state, unused, scale=scale)
     else:
-        bias, padded, seed, shift = rest[1:]
+        padded, seed, shift = rest[1:]
+        dtype, (grad, q, k, v, out) = q.dtype, (t.float() for t in (grad, q, k, v, out))  # with a bias its half precision is wrong
+        bias = None if added is None else _aligned(added, q, k)
         call = aten._scaled_dot_product_efficient_attention_backward
         wanted = [True, True, True, False]
         found = call(grad, q, k, v, bias, out, padded, seed, shift, 0.0, wanted, causal, scale=scale)[:3]
+        found = tuple(g.to(dtype) for g in found)
     return tuple(g[..., :width] for g in found)  # type: ignore[return-value]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..mask import Mask
@@ -83,7 +84,7 @@ def _fill(found: Rows, tile: Tile, sweep: Sweep, first: Tensor, gap: Tensor) -> 
     """The row statistics of a tile; `gap` is |query - key|, (rows, keys)."""
     here = (tile.entries, tile.heads, tile.spots)
     mass, scratch = tile.mass, sweep.buffer("scratch", tile.mass.shape)
-    found.lse[here], found.largest[here], found.peak[here] = tile.lse, tile.largest, mass.amax(-1)
+    found.lse[here], found.largest[here], found.peak[here] = tile.lse, tile.largest, tile.peak
     inner = torch.mul(mass, tile.logits, out=scratch).sum(-1)
     entropy = tile.own - tile.largest - inner
     if tile.share is not None and sweep.call.null is not None:
@@ -121,18 +122,19 @@ def _gap(gaps: dict[int, Tensor], tile: Tile, mask: Mask) -> Tensor:
 
 def _near(tile: Tile, position: Tensor) -> Tensor:
     """Mass within each window around the query: whole blocks of keys by a running sum, and the begun ones at both ends."""
-    windows, whole = torch.tensor(WINDOWS, device=position.device), tile.blocks
-    mass, blocks = tile.mass, whole.shape[-1]
-    running = torch.cat([torch.zeros_like(whole[..., :1]), whole.cumsum(-1)], -1)
-    ends = torch.cat([position[:, None] - windows + 1, position[:, None] + windows], -1).clamp(0, mass.shape[-1])  # (rows, ends)
-    block = ends // BLOCK
-    before = running.gather(-1, block.expand(*mass.shape[:3], -1))
+    mass, whole = tile.mass, tile.blocks
+    blocks = whole.shape[-1]
+    farthest = max(int(position.max()) + 1, mass.shape[-1] - int(position.min()))
+    windows = torch.tensor([w for w in WINDOWS if w < farthest], dtype=torch.long, device=position.device)  # wider: whole rows
+    ends = torch.cat([position[:, None] - windows + 1, position[:, None] + windows], -1).clamp_(0, mass.shape[-1])  # (rows, ends)
+    block, counts = ends // BLOCK, torch.arange(BLOCK, device=mass.device) < (ends % BLOCK)[..., None]
+    before = F.pad(whole, (1, 0)).cumsum_(-1).gather(-1, block.expand(*mass.shape[:3], -1))
     line = torch.arange(mass.shape[:-1].numel(), device=mass.device).view(*mass.shape[:3], 1) * blocks
-    begun = mass.view(-1, BLOCK)[(line + block.clamp_max(blocks - 1)).flatten()].view(*mass.shape[:2], *ends.shape, BLOCK)
-    counts = torch.arange(BLOCK, device=mass.device) < (ends % BLOCK)[..., None]
-    before += (begun * counts).sum(-1)
-    low, high = before.split(len(WINDOWS), -1)
-    return high - low
+    begun = mass.view(-1, BLOCK).index_select(0, (line + block.clamp_max_(blocks - 1)).flatten())
+    before += begun.view(*before.shape, BLOCK).mul_(counts).sum(-1)
+    low, high = before[..., : len(windows)], before[..., len(windows) :]
+    rest = mass.sum(-1, keepdim=True).expand(*mass.shape[:3], len(WINDOWS) - len(windows))
+    return torch.cat([high - low, rest], -1)
 
 
 def _count(visible: Tensor, rows: Tensor, logits: Logits, sweep: Sweep) -> None:

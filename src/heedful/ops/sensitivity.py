@@ -14,7 +14,7 @@ from .sweep import BLOCK, HIDDEN, TILE, Logits, Sweep, Tile
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-SOME = 64  # of the sampled rows, enough for the key sums
+SOME = 32  # of the sampled rows, enough for the key sums
 SHARP = 0.5  # a key of more mass than this is nearly the output itself
 
 
@@ -59,7 +59,7 @@ class KeySums:
             self.centre = (v * keys[:, None, :, None]).sum(-2, keepdim=True) / keys.sum(-1).clamp_min(1)[:, None, None, None]
         self.v = F.pad(v - self.centre, (0, 0, 0, -v.shape[-2] % BLOCK))  # (batch, key heads, keys, width)
         self.sweep, self.width, self.step, (batch, heads) = sweep, v.shape[-1], step, sweep.q.shape[:2]
-        self.sums = v.new_zeros(batch, heads, self.width + 2, self.v.shape[-2])  # of force * (o, 1, |o|^2)
+        self.sums = v.new_zeros(batch, heads, self.v.shape[-2], self.width + 2)  # of force * (o, 1, |o|^2)
         self.near = v.new_zeros(batch, heads, self.v.shape[-2])  # from keys that are nearly the output
 
     def add(self, tile: Tile, squared: Tensor, seen: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class KeySums:
         self.near[(*here, slice(tile.low, end))].scatter_add_(-1, where, force * top * gap)
         length = out.square().sum(-1)
         given = torch.cat([out, torch.ones_like(length)[..., None], length[..., None]], -1) * force[..., None]
-        self.sums[(*here, slice(None), slice(tile.low, end))] += given.mT @ squared
+        self.sums[(*here, slice(tile.low, end))] += squared.mT @ given
         if self.sweep.sampled:  # only then is their spread asked for
             found[..., some] = (self._rows(squared, v, out) + top * gap) * force
         return found
@@ -88,8 +88,8 @@ class KeySums:
     def total(self) -> Tensor:
         """The sums, (batch, heads, keys)."""
         v = self.v if self.sweep.shared == 1 else self.v.repeat_interleave(self.sweep.shared, 1)
-        weighted, weight, length = self.sums.split([self.width, 1, 1], -2)
-        found = v.square().sum(-1) * weight[..., 0, :] - 2 * (v.mT * weighted).sum(-2) + length[..., 0, :]
+        weighted, weight, length = self.sums.split([self.width, 1, 1], -1)
+        found = torch.linalg.vecdot(v, v) * weight[..., 0] - 2 * torch.linalg.vecdot(v, weighted) + length[..., 0]
         return (found.clamp_min_(0) + self.near)[..., : self.sweep.count]
 
     def _out(self, tile: Tile, v: Tensor, shared: slice) -> Tensor:

@@ -67,6 +67,7 @@ class Tile:
     logits: Tensor  # the same less the row's largest: small numbers, so that their sums are accurate
     slope: Tensor | None  # derivative of the soft cap at each logit
     largest: Tensor  # (entries, heads, rows)
+    peak: Tensor  # the largest probability
     lse: Tensor
     own: Tensor  # lse without the null logit
     share: Tensor | None  # what the null logit left, (entries, heads, rows)
@@ -79,7 +80,7 @@ class Tile:
         """The same tile with some of its rows only."""
         if which == slice(0, None, 1):
             return self
-        rowwise = {name: getattr(self, name)[..., which] for name in ("rows", "largest", "lse", "own")}
+        rowwise = {name: getattr(self, name)[..., which] for name in ("rows", "largest", "peak", "lse", "own")}
         wide = {name: getattr(self, name)[..., which, :] for name in ("q", "mass", "logits")}
         slope = None if self.slope is None else self.slope[..., which, :]
         share = None if self.share is None else self.share[..., which]
@@ -88,7 +89,7 @@ class Tile:
     @cached_property
     def blocks(self) -> Tensor:
         """The mass on each block of keys, (entries, heads, rows, blocks)."""
-        return self.mass.unflatten(-1, (-1, BLOCK)).sum(-1)
+        return (self.mass.reshape(-1, BLOCK) @ self.mass.new_ones(BLOCK)).view(*self.mass.shape[:-1], -1)  # faster than a sum
 
 
 class Sweep:
@@ -173,17 +174,18 @@ class Sweep:
         largest = logits.amax(-1)
         logits.sub_(largest[..., None])
         mass = torch.ops.aten._softmax.out(logits, -1, False, out=self.buffer("mass", logits.shape))
-        lse = own = largest - mass.amax(-1).log()
+        peak = mass.amax(-1)
+        lse = own = largest - peak.log()
         share = None
         if self.call.null is not None:
             null = self.call.null.to(lse.dtype)[heads, None]
             whole = torch.logaddexp(lse, null)
             share = (lse - whole).exp()
-            mass, lse = mass.mul_(share[..., None]), whole
+            mass, peak, lse = mass.mul_(share[..., None]), peak * share, whole
         blind = largest <= HIDDEN / 2
         if added is not None and bool(blind.any()):
-            mass, lse = mass.masked_fill_(blind[..., None], 0), lse.masked_fill(blind, -torch.inf)
-        return Tile(entries, heads, spots, self.rows[spots], low, high, q, mass, logits, slope, largest, lse, own, share)
+            mass, peak, lse = mass.masked_fill_(blind[..., None], 0), peak.masked_fill(blind, 0), lse.masked_fill(blind, -torch.inf)
+        return Tile(entries, heads, spots, self.rows[spots], low, high, q, mass, logits, slope, largest, peak, lse, own, share)
 
 
 def _cuts(count: int, size: int) -> Iterator[slice]:

@@ -12,7 +12,7 @@ from ..attention import Capture
 from ..ops.sensitivity import query_norms
 from ..statistic import Estimate, Statistic, TokenMean, kept_largest
 
-SPREAD = 8  # queries of a text whose own Jacobian is measured
+SPREAD = 4  # queries of a text whose own Jacobian is measured
 SHORT = 64  # a text of no more tokens is measured at all of them
 
 
