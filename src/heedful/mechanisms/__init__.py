@@ -8,10 +8,11 @@ from ..attention import Mechanism, Unsupported
 from .hard import Hard
 from .performer import Performer
 from .softmax import Softmax
+from .sparse import Sparse
 
-ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer)
+ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Sparse)
 
-__all__ = ["ALL", "Hard", "Mechanism", "Performer", "Softmax", "Unsupported", "from_settings"]
+__all__ = ["ALL", "Hard", "Mechanism", "Performer", "Softmax", "Sparse", "Unsupported", "from_settings"]
 
 
 def from_settings(name: str, settings: dict[str, Any] | None = None) -> Mechanism:
