@@ -9,10 +9,11 @@ from .hard import Hard
 from .performer import Performer
 from .softmax import Softmax
 from .sparse import Sparse
+from .topk import TopK
 
-ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Sparse)
+ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Sparse, TopK)
 
-__all__ = ["ALL", "Hard", "Mechanism", "Performer", "Softmax", "Sparse", "Unsupported", "from_settings"]
+__all__ = ["ALL", "Hard", "Mechanism", "Performer", "Softmax", "Sparse", "TopK", "Unsupported", "from_settings"]
 
 
 def from_settings(name: str, settings: dict[str, Any] | None = None) -> Mechanism:
