@@ -95,12 +95,13 @@ class Sparse(Mechanism):
         places, texts = _places(keys, q.shape[2], mask.offset), []
         for entry in range(len(q)):
             text = entry % len(keys)
-            real = keys[text].nonzero()[:, 0]
-            texts.append(self._gathered(*(t[entry] for t in (q, k, v)), real, places[text], mask.causal, scale))
+            one = q[entry], k[entry], v[entry]
+            texts.append(self._gathered(one, keys[text].nonzero()[:, 0], places[text], mask.causal, scale))
         return _silenced(torch.stack(texts), mask, k.shape[2])
 
-    def _gathered(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, places: Tensor, causal: bool, scale: float) -> Tensor:
+    def _gathered(self, text: tuple[Tensor, Tensor, Tensor], real: Tensor, places: Tensor, causal: bool, scale: float) -> Tensor:
         """One text, (heads, tokens, dim): its real keys by number, its queries by their places among these."""
+        q, k, v = text
         if len(real) == 0:
             return v.new_zeros(*q.shape[:2], v.shape[-1])
         pattern = self._of(len(real))

@@ -79,7 +79,8 @@ class Joined(torch.autograd.Function):
         out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=torch.float32, device=q.device)
         lse = torch.full((*q.shape[:3], 1), -torch.inf, device=q.device)
         for piece in pieces:
-            found, own, _ = _forward(*_blocks(piece, q, k, v, square=True), piece.added, piece.causal, scale)
+            here, keys, values = _blocks(piece, q, k, v, square=True)
+            found, own, _ = _forward(here, keys, values, piece.added, piece.causal, scale)
             whole, seen = piece.queries(out), piece.queries(lse)
             found, own = found[..., : v.shape[-1]].reshape(whole.shape), own.reshape(seen.shape)
             total = torch.logaddexp(seen, own)
@@ -106,10 +107,11 @@ class Joined(torch.autograd.Function):
         return *(g.to(t.dtype) for g, t in zip(found, (q, k, v), strict=True)), None, None
 
 
-def _blocks(piece: Piece, q: Tensor, k: Tensor, v: Tensor, square: bool = False) -> list[Tensor]:
+def _blocks(piece: Piece, q: Tensor, k: Tensor, v: Tensor, square: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v of a piece as (batch * heads, blocks, tokens, dim); `square`: of one width."""
     width = max(q.shape[-1], v.shape[-1]) if square else 0
-    return [_folded(piece, view(t), width) for view, t in ((piece.queries, q), (piece.keys, k), (piece.keys, v))]
+    here, keys, values = piece.queries(q), piece.keys(k), piece.keys(v)
+    return _folded(piece, here, width), _folded(piece, keys, width), _folded(piece, values, width)
 
 
 def _folded(piece: Piece, view: Tensor, width: int) -> Tensor:
