@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from heedful.attention import Mask
 from heedful.mechanisms import Sparse
 
-from .timing import Case, Timing, peak_memory, table, threads, timings, write
+from .timing import Case, Timing, table, threads, timings, write
 
 HEADS, DIM, THREADS = 4, 64, 1
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -30,10 +30,8 @@ def main() -> None:
             found[name] = {"seconds": rows, "exponents": exponents(rows), "crossover": crossovers(rows)}
             print(timing_table(name, rows))
             print(f"exponents from L={SLOPE}: {found[name]['exponents']}\nfaster than sdpa from L =: {found[name]['crossover']}\n")
-        memory = {length: bytes_taken(length) for length in LENGTHS[-3:]}
-        print(f"bytes at the peak, causal, forward and backward: {memory}")
         setting = {"heads": HEADS, "dim": DIM, "batch": 1, "dtype": "float32", "stride": "nearest to sqrt(L)", "summary": 8}
-        print(f"written: results/{write('sparse', {'setting': setting, **found, 'bytes causal': memory}).name}")
+        print(f"written: results/{write('sparse', {'setting': setting, **found}).name}")
 
 
 def cases(length: int, causal: bool) -> dict[str, Case]:
@@ -62,7 +60,7 @@ def _without_gradients(attend: Case) -> Any:
 
 
 def measure(length: int, causal: bool) -> dict[str, Timing]:
-    return timings(cases(length, causal), rounds=9, budget=30.0)
+    return timings(cases(length, causal), rounds=9, budget=10.0)
 
 
 def exponents(rows: dict[int, dict[str, Timing]]) -> dict[str, float]:
@@ -81,10 +79,6 @@ def crossovers(rows: dict[int, dict[str, Timing]]) -> dict[str, int | None]:
         slower = [n for n, row in rows.items() if row[name].median >= row[f"sdpa {name.split()[1]}"].median]
         found[name] = next((n for n in rows if n > max(slower, default=0)), None)
     return found
-
-
-def bytes_taken(length: int) -> dict[str, int | None]:
-    return {name: peak_memory(case) for name, case in cases(length, True).items() if name.endswith("both")}
 
 
 def timing_table(name: str, rows: dict[int, dict[str, Timing]]) -> str:

@@ -190,3 +190,18 @@ def test_torch_transforms_and_the_compiler_work():
 def test_settings_that_mean_nothing_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Sparse(**wrong)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_generation_with_a_cache_writes_what_it_writes_without(pattern):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import heedful as hd
+
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=32, vocab_size=50, initializer_range=0.5)).eval()
+    hd.swap(model, {f"model.layers.{i}.self_attn": Sparse(pattern, stride=4, summary=1) for i in range(2)})
+    prompt, real = torch.randint(1, 50, (2, 13)), torch.arange(13) >= torch.tensor([[0], [5]])
+    options = {"attention_mask": real.long(), "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    cached, whole = (model.generate(prompt, use_cache=cache, **options) for cache in (True, False))
+    assert torch.equal(cached, whole)
