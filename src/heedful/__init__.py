@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import mechanisms, ops, statistics
+    from . import exact, mechanisms, ops, statistics
     from .attention import Capture, Mask, Mechanism, Unsupported
     from .capturing import capture
     from .checkpoint import Checkpoint, load
@@ -37,7 +37,7 @@ _PLACES = {  # the public names by verb, and where each lives; imported when fir
     },
     "look and change": {"huggingface": ("Unreachable", "swap", "unswap", "watching", "watching_sdpa")},
 }
-_MODULES = ("mechanisms", "ops", "statistics")
+_MODULES = ("exact", "mechanisms", "ops", "statistics")
 _HOME = {name: module for places in _PLACES.values() for module, names in places.items() for name in names}
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "Unsupported",
     "capture",
     "doctor",
+    "exact",
     "hop",
     "load",
     "mechanisms",

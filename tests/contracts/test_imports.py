@@ -72,7 +72,7 @@ def test_only_the_outer_parts_know_transformers_and_only_kernels_know_triton(fil
     assert "triton" not in outside or part_of(file) == "kernels"
 
 
-@pytest.mark.parametrize("name", ["heedful", "heedful.mechanisms", "heedful.ops", "heedful.statistics"])
+@pytest.mark.parametrize("name", ["heedful", "heedful.exact", "heedful.mechanisms", "heedful.ops", "heedful.statistics"])
 def test_the_inner_parts_need_torch_alone(name):
     forbidden = ["transformers", "rich", "typer", "pyarrow", "safetensors", "jaxtyping"]
     code = f"import sys; sys.modules.update(dict.fromkeys({forbidden})); import {name}; print('ok')"

@@ -6,12 +6,15 @@ from typing import Any
 
 from ..attention import Mechanism, Unsupported
 from .hard import Hard
+from .heads import Heads
 from .performer import Performer
 from .softmax import Softmax
+from .sparse import Sparse
+from .topk import TopK
 
-ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer)
+ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Sparse, TopK, Heads)
 
-__all__ = ["ALL", "Hard", "Mechanism", "Performer", "Softmax", "Unsupported", "from_settings"]
+__all__ = ["ALL", "Hard", "Heads", "Mechanism", "Performer", "Softmax", "Sparse", "TopK", "Unsupported", "from_settings"]
 
 
 def from_settings(name: str, settings: dict[str, Any] | None = None) -> Mechanism:

@@ -1,0 +1,119 @@
+"""Pieces: exact attention over disjoint parts of the keys, each part one kernel call on views of the tokens, and one backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..mask import Mask
+from .dispatch import fusable
+from .fused import _backward, _forward
+from .hop import hop
+from .merge import merge
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+View = Callable[[Tensor], Tensor]
+
+
+class Piece(NamedTuple):
+    """Some queries over some keys. Both are views that take (batch, heads, tokens, dim) to (batch, heads, ..., dim), and what
+    stands there to `blocks` blocks, each block of queries over its own block of keys. Every query of a piece sees a key."""
+
+    blocks: int
+    queries: View
+    keys: View
+    causal: bool = False  # within a block, query i sees the keys up to i
+    added: Tensor | None = None  # to the logits of every block, (queries of a block, keys of a block)
+
+    def seen(self, queries: int, keys: int) -> Tensor:
+        """Which pairs of a block see each other."""
+        every = torch.ones(queries, keys, dtype=torch.bool)
+        every = every.tril() if self.causal else every
+        return every if self.added is None else every & (self.added == 0)
+
+
+def joined(
+    q: Float[Tensor, "batch heads queries dim"],
+    k: Float[Tensor, "batch heads keys dim"],
+    v: Float[Tensor, "batch heads keys width"],
+    pieces: Sequence[Piece],
+    scale: float,
+) -> Float[Tensor, "batch heads queries width"]:
+    """Attention of each query over the keys that its pieces give it; the first piece of a query may be any, no key may come twice.
+
+    >>> q, k, v = torch.randn(3, 1, 2, 6, 8)
+    >>> halves = [Piece(1, lambda x: x, lambda x: x[:, :, :2]), Piece(1, lambda x: x, lambda x: x[:, :, 2:])]
+    >>> torch.allclose(joined(q, k, v, halves, 1.0), (q @ k.mT).softmax(-1) @ v, atol=1e-5)
+    True
+    """
+    if q.device.type == "cpu" and fusable(q, k, v):
+        return Joined.apply(q, k, v, pieces, scale)  # type: ignore[return-value]
+    return composed(q, k, v, pieces, scale)
+
+
+def composed(q: Tensor, k: Tensor, v: Tensor, pieces: Sequence[Piece], scale: float) -> Tensor:
+    """The same by hops and a merge."""
+    parts = []
+    for piece in pieces:
+        bias = None if piece.added is None else piece.added.to(torch.promote_types(q.dtype, torch.float32))[None, None]
+        out, lse = hop(*_blocks(piece, q, k, v), mask=Mask(causal=piece.causal, bias=bias), scale=scale)
+        whole, seen = q.new_zeros(*q.shape[:3], v.shape[-1]), lse.new_full((*q.shape[:3], 1), -torch.inf)
+        for canvas, found in ((whole, out), (seen, lse[..., None])):
+            place = piece.queries(canvas)
+            place.copy_(found.reshape(place.shape))
+        parts.append((whole, seen[..., 0]))
+    return merge(*parts)[0]
+
+
+class Joined(torch.autograd.Function):
+    """Running sums forward. Backward every piece is told the lse and the output of all pieces, so that its share is exact at once:
+    the kernel's own exp(logit - lse) is then the weight among all keys, and no gradient goes through a merge."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, pieces, scale):
+        out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=torch.float32, device=q.device)
+        lse = torch.full((*q.shape[:3], 1), -torch.inf, device=q.device)
+        for piece in pieces:
+            here, keys, values = _blocks(piece, q, k, v, square=True)
+            found, own, _ = _forward(here, keys, values, piece.added, piece.causal, scale)
+            whole, seen = piece.queries(out), piece.queries(lse)
+            found, own = found[..., : v.shape[-1]].reshape(whole.shape), own.reshape(seen.shape)
+            total = torch.logaddexp(seen, own)
+            whole.mul_((seen - total).exp_()).add_(found * own.sub_(total).exp_())
+            seen.copy_(total)
+        out = out.to(v.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.pieces, ctx.scale = pieces, scale
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads):
+        q, k, v, out, lse = ctx.saved_tensors
+        found = tuple(torch.zeros(t.shape, dtype=torch.float32, device=t.device) for t in (q, k, v))
+        for piece in ctx.pieces:
+            here, keys, values = _blocks(piece, q, k, v, square=True)
+            answer, given = (_folded(piece, piece.queries(t), here.shape[-1]) for t in (out, grads[0]))
+            total = _folded(piece, piece.queries(lse), 1)[..., 0]
+            parts = _backward(given, here, keys, values, answer, total, piece.added, piece.causal, ctx.scale, ())
+            for whole, view, part in zip(found, (piece.queries, piece.keys, piece.keys), parts, strict=True):
+                place = view(whole)
+                place.add_(part[..., : whole.shape[-1]].reshape(place.shape))
+        return *(g.to(t.dtype) for g, t in zip(found, (q, k, v), strict=True)), None, None
+
+
+def _blocks(piece: Piece, q: Tensor, k: Tensor, v: Tensor, square: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of a piece as (batch * heads, blocks, tokens, dim); `square`: of one width."""
+    width = max(q.shape[-1], v.shape[-1]) if square else 0
+    here, keys, values = piece.queries(q), piece.keys(k), piece.keys(v)
+    return _folded(piece, here, width), _folded(piece, keys, width), _folded(piece, values, width)
+
+
+def _folded(piece: Piece, view: Tensor, width: int) -> Tensor:
+    folded = view.reshape(view.shape[0] * view.shape[1], piece.blocks, -1, view.shape[-1])
+    return folded if folded.shape[-1] >= width else torch.nn.functional.pad(folded, (0, width - folded.shape[-1]))
