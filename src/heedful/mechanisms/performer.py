@@ -10,9 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..attention import Mask, Mechanism
+from ..attention import Mask, Mechanism, State
 from ..ops.favor import favor
 from ..ops.favor_causal import favor_causal
+from ..ops.reading import FeatureState, read_on
 from .directions import KINDS, sample
 
 LOOK = 64  # tokens of each sequence looked at before a warning
@@ -37,7 +38,7 @@ class Performer(Mechanism):
     directions: str = "orthogonal"  # or iid, simplex, antithetic
     seed: int = 0
 
-    supports: ClassVar[frozenset[str]] = frozenset({"causal", "keys", "cross", "shared"})
+    supports: ClassVar[frozenset[str]] = frozenset({"causal", "keys", "cross", "shared", "state"})
 
     def __post_init__(self):
         if not isinstance(self.features, int) or self.features < 1:
@@ -60,6 +61,18 @@ class Performer(Mechanism):
         if mask.causal:
             return favor_causal(q, k, v, self.projection, scale, mask.keys, mask.offset)
         return favor(q, k, v, self.projection, scale, mask.keys)
+
+    def advance(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, keys: Tensor | None, scale: float
+    ) -> tuple[Tensor, FeatureState]:
+        rows = self.projection.to(q.device) * scale**0.5
+
+        def features(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+            high = torch.promote_types(q.dtype, torch.float32)
+            across, k = rows.to(high).mT, k.to(high)
+            return q.to(high) @ across, k @ across - k.square().sum(-1, keepdim=True) * (scale / 2)
+
+        return read_on(features, (q, k, v), keys, state)  # type: ignore[arg-type]
 
     def _look(self, q: Tensor, k: Tensor, mask: Mask, scale: float) -> None:
         """Warn once where the features are too few for the norms; looks at few tokens of few calls."""
