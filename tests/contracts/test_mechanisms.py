@@ -17,7 +17,11 @@ from heedful.ops import plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:Performer")
 
-SETTINGS = {"Performer": {"features": 48}, "Softmax": {"beta": 1.5}}  # of those that do not take their defaults here
+SETTINGS = {
+    "Performer": {"features": 48},
+    "FittedPerformer": {"features": 48},
+    "Softmax": {"beta": 1.5},
+}  # of those that do not take their defaults here
 APART = {"Linear": 0.3}  # from mean(v), for long q and k: its weights grow with their size, not with its exponential
 BATCH, HEADS, LENGTH, DIM, WIDTH = 2, 4, 70, 12, 10
 REAL = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 23]])  # the second text is shorter

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ..attention import Mechanism, Unsupported
+from .fitted import FittedPerformer
 from .hard import Hard
 from .linear import Linear
 from .performer import Performer
 from .softmax import Softmax
 
-ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Linear)
+ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, FittedPerformer, Linear)
 
-__all__ = ["ALL", "Hard", "Linear", "Mechanism", "Performer", "Softmax", "Unsupported", "from_settings"]
+__all__ = ["ALL", "FittedPerformer", "Hard", "Linear", "Mechanism", "Performer", "Softmax", "Unsupported", "from_settings"]
 
 
 def from_settings(name: str, settings: dict[str, Any] | None = None) -> Mechanism:

@@ -65,14 +65,19 @@ class Performer(Mechanism):
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, keys: Tensor | None, scale: float
     ) -> tuple[Tensor, FeatureState]:
-        rows = self.projection.to(q.device) * scale**0.5
+        return read_on(lambda q, k: self.log_features(q, k, scale), (q, k, v), keys, state)  # type: ignore[arg-type]
 
-        def features(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-            high = torch.promote_types(q.dtype, torch.float32)
-            across, k = rows.to(high).mT, k.to(high)
-            return q.to(high) @ across, k @ across - k.square().sum(-1, keepdim=True) * (scale / 2)
+    def log_features(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """The logarithms of the features of queries, up to a constant for each of them, and of keys."""
+        high = torch.promote_types(q.dtype, torch.float32)
+        across, k = self.projection.to(q.device, high).mT * self.root(scale), k.to(high)
+        return q.to(high) @ across, k @ across - k.square().sum(-1, keepdim=True) * (scale / 2)
 
-        return read_on(features, (q, k, v), keys, state)  # type: ignore[arg-type]
+    @staticmethod
+    def root(scale: float) -> float:
+        if scale < 0:
+            raise ValueError(f"scale is {scale}; random features need one of at least 0 (1/sqrt(dim) is usual).")
+        return scale**0.5
 
     def _look(self, q: Tensor, k: Tensor, mask: Mask, scale: float) -> None:
         """Warn once where the features are too few for the norms; looks at few tokens of few calls."""
@@ -89,10 +94,11 @@ class Performer(Mechanism):
             )
 
     def _apply(self, fn, recurse=True):  # the directions stay float32 when the model becomes half
-        kept = self.projection
+        before = dict(self._buffers)
         super()._apply(fn, recurse)
-        if kept is not None and not kept.is_meta and not self.projection.is_meta:
-            self.projection = kept.to(self.projection.device)
+        for name, kept in before.items():
+            if kept is not None and not kept.is_meta and not getattr(self, name).is_meta:
+                setattr(self, name, kept.to(getattr(self, name).device))
         return self
 
     def _load_from_state_dict(self, state_dict, prefix, *args):  # a fresh Performer has no directions to load into yet

@@ -57,7 +57,11 @@ def read_on(
         rows, kept, values, unseen = folded(asked, kept, v[:, :, new], here)
         if memory is None:
             memory = nothing(kept, values) if state is None else (state.highest.flatten(0, 1), state.sums.flatten(0, 1))
-        sums, memory, _ = read(rows, kept, values, unseen, memory)
+        if kept.shape[1] == 1:
+            sums, memory = read_one(rows[:, 0], kept[:, 0], F.pad(values[:, 0], (0, 1), value=1.0), memory)
+            sums = sums[:, None]
+        else:
+            sums, memory, _ = read(rows, kept, values, unseen, memory)
         out.append(unfolded(divided(sums)[0], asked).to(v.dtype))
     highest, kept_sums = (t.unflatten(0, k.shape[:2]) for t in memory)  # type: ignore[union-attr]
     return torch.cat(out, 2), FeatureState(highest, kept_sums)
@@ -116,15 +120,22 @@ def nothing(kept: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def formula(asked: Tensor, kept: Tensor, v: Tensor) -> Tensor:
-    """The plain formula, token by token: each key raises the maxima and joins the sums, then its queries read them."""
-    values, (highest, sums), out = F.pad(v, (0, 1), value=1.0), nothing(kept, v), []
+    """The plain formula, token by token."""
+    values, memory, out = F.pad(v, (0, 1), value=1.0), nothing(kept, v), []
     for t in range(kept.shape[1]):
-        before, highest = highest, torch.maximum(highest, kept.detach()[:, t])
-        joined = torch.exp(kept[:, t] - highest)[..., None] * values[:, t, None]
-        sums = sums * torch.exp(before - highest)[..., None] + joined
-        logits = asked[:, t] + highest[:, None]  # (many, group, features)
-        out.append(divided(torch.exp(logits - logits.detach().amax(-1, keepdim=True)) @ sums)[0])
+        sums, memory = read_one(asked[:, t], kept[:, t], values[:, t], memory)
+        out.append(divided(sums)[0])
     return torch.stack(out, 1) if out else v.new_empty(*asked.shape[:3], v.shape[-1])
+
+
+def read_one(asked: Tensor, kept: Tensor, values: Tensor, memory: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """One token: its key raises the maxima and joins the sums, then its queries (many, group, features) read them."""
+    before, sums = memory
+    highest = torch.maximum(before, kept.detach())
+    key_features = torch.exp(kept - highest)[..., None]
+    sums = torch.addcmul(sums * torch.exp(before - highest)[..., None], key_features, values[:, None])
+    logits = asked + highest[:, None]
+    return torch.exp(logits - logits.detach().amax(-1, keepdim=True)) @ sums, (highest, sums)
 
 
 class Step(NamedTuple):
