@@ -138,10 +138,10 @@ def peer(module: str, package: str) -> tuple[ModuleType, str]:
         raise SystemExit(f"{package} is not installed ({missing}); run\n    {INSTALL}") from None
 
 
-def write(name: str, figures: dict[str, Any]) -> Path:
-    """Write results/NAME.json whole or not at all, with the machine beside the figures."""
-    RESULTS.mkdir(exist_ok=True)
-    path, part = RESULTS / f"{name}.json", RESULTS / f".{name}.json.part"
+def write(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Write NAME.json there whole or not at all, with the machine beside the figures."""
+    folder.mkdir(exist_ok=True)
+    path, part = folder / f"{name}.json", folder / f".{name}.json.part"
     part.write_text(json.dumps({"machine": machine(), **figures}, indent=2, default=_plain) + "\n")
     part.replace(path)
     return path

@@ -21,7 +21,9 @@ SETTINGS = {
     "Performer": {"features": 48},
     "Softmax": {"beta": 1.5},
     "TopK": {"keys": 9},
+    "FittedPerformer": {"features": 48},
 }  # of those that do not take their defaults here
+APART = {"Linear": 0.3}  # from mean(v), for long q and k: its weights grow with their size, not with its exponential
 BATCH, HEADS, LENGTH, DIM, WIDTH = 2, 4, 70, 12, 10
 REAL = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 23]])  # the second text is shorter
 LEFT = REAL.flip(-1)  # and here its padding comes first
@@ -244,7 +246,7 @@ def test_long_queries_and_keys_do_not_turn_attention_into_a_mean(kind, causal):
     out = mechanism(q, k, v, Mask(causal=causal))
     assert off(out, truth(mechanism, q, k, v, Mask(causal=causal))) < 1e-5
     mean = v.cumsum(-2) / torch.arange(1, LENGTH + 1)[:, None] if causal else v.mean(-2, keepdim=True).expand_as(out)
-    assert off(out, mean) > 0.5
+    assert off(out, mean) > APART.get(kind.__name__, 0.5)
 
 
 PIECES = ((1,) * 9, (13, 1, 1, 40, 15), (64, 1, 5), (LENGTH,))

@@ -5,16 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from ..attention import Mechanism, Unsupported
+from .fitted import FittedPerformer
 from .hard import Hard
 from .heads import Heads
+from .linear import Linear
 from .performer import Performer
 from .softmax import Softmax
 from .sparse import Sparse
 from .topk import TopK
 
-ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Sparse, TopK, Heads)
+ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Sparse, TopK, Heads, FittedPerformer, Linear)
 
-__all__ = ["ALL", "Hard", "Heads", "Mechanism", "Performer", "Softmax", "Sparse", "TopK", "Unsupported", "from_settings"]
+__all__ = [
+    "ALL",
+    "FittedPerformer",
+    "Hard",
+    "Heads",
+    "Linear",
+    "Mechanism",
+    "Performer",
+    "Softmax",
+    "Sparse",
+    "TopK",
+    "Unsupported",
+    "from_settings",
+]
 
 
 def from_settings(name: str, settings: dict[str, Any] | None = None) -> Mechanism:

@@ -10,9 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..attention import Mask, Mechanism
+from ..attention import Mask, Mechanism, State
 from ..ops.favor import favor
 from ..ops.favor_causal import favor_causal
+from ..ops.reading import FeatureState, read_on
 from .directions import KINDS, sample
 
 LOOK = 64  # tokens of each sequence looked at before a warning
@@ -37,7 +38,7 @@ class Performer(Mechanism):
     directions: str = "orthogonal"  # or iid, simplex, antithetic
     seed: int = 0
 
-    supports: ClassVar[frozenset[str]] = frozenset({"causal", "keys", "cross", "shared"})
+    supports: ClassVar[frozenset[str]] = frozenset({"causal", "keys", "cross", "shared", "state"})
 
     def __post_init__(self):
         if not isinstance(self.features, int) or self.features < 1:
@@ -61,6 +62,23 @@ class Performer(Mechanism):
             return favor_causal(q, k, v, self.projection, scale, mask.keys, mask.offset)
         return favor(q, k, v, self.projection, scale, mask.keys)
 
+    def advance(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, keys: Tensor | None, scale: float
+    ) -> tuple[Tensor, FeatureState]:
+        return read_on(lambda q, k: self.log_features(q, k, scale), (q, k, v), keys, state)  # type: ignore[arg-type]
+
+    def log_features(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """The logarithms of the features of queries, up to a constant for each of them, and of keys."""
+        high = torch.promote_types(q.dtype, torch.float32)
+        across, k = self.projection.to(q.device, high).mT * self.root(scale), k.to(high)
+        return q.to(high) @ across, k @ across - k.square().sum(-1, keepdim=True) * (scale / 2)
+
+    @staticmethod
+    def root(scale: float) -> float:
+        if scale < 0:
+            raise ValueError(f"scale is {scale}; random features need one of at least 0 (1/sqrt(dim) is usual).")
+        return scale**0.5
+
     def _look(self, q: Tensor, k: Tensor, mask: Mask, scale: float) -> None:
         """Warn once where the features are too few for the norms; looks at few tokens of few calls."""
         self.calls += 1
@@ -76,10 +94,11 @@ class Performer(Mechanism):
             )
 
     def _apply(self, fn, recurse=True):  # the directions stay float32 when the model becomes half
-        kept = self.projection
+        before = dict(self._buffers)
         super()._apply(fn, recurse)
-        if kept is not None and not kept.is_meta and not self.projection.is_meta:
-            self.projection = kept.to(self.projection.device)
+        for name, kept in before.items():
+            if kept is not None and not kept.is_meta and not getattr(self, name).is_meta:
+                setattr(self, name, kept.to(getattr(self, name).device))
         return self
 
     def _load_from_state_dict(self, state_dict, prefix, *args):  # a fresh Performer has no directions to load into yet
