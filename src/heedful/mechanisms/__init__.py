@@ -7,11 +7,12 @@ from typing import Any
 from ..attention import Mechanism, Unsupported
 from .hard import Hard
 from .performer import Performer
+from .reformer import Reformer
 from .softmax import Softmax
 
-ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer)
+ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Reformer)
 
-__all__ = ["ALL", "Hard", "Mechanism", "Performer", "Softmax", "Unsupported", "from_settings"]
+__all__ = ["ALL", "Hard", "Mechanism", "Performer", "Reformer", "Softmax", "Unsupported", "from_settings"]
 
 
 def from_settings(name: str, settings: dict[str, Any] | None = None) -> Mechanism:
