@@ -6,13 +6,14 @@ from typing import Any
 
 from ..attention import Mechanism, Unsupported
 from .hard import Hard
+from .nystrom import Nystrom
 from .performer import Performer
 from .reformer import Reformer
 from .softmax import Softmax
 
-ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Reformer)
+ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Reformer, Nystrom)
 
-__all__ = ["ALL", "Hard", "Mechanism", "Performer", "Reformer", "Softmax", "Unsupported", "from_settings"]
+__all__ = ["ALL", "Hard", "Mechanism", "Nystrom", "Performer", "Reformer", "Softmax", "Unsupported", "from_settings"]
 
 
 def from_settings(name: str, settings: dict[str, Any] | None = None) -> Mechanism:

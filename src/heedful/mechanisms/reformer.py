@@ -37,7 +37,7 @@ class Reformer(Mechanism):
 
     rounds: int = 4
     chunk: int = 32
-    window: int = 1  # keys nearer than this are in reach in any case; at least the own token
+    window: int = 16  # about so near, keys are in reach in any case; 1, as in the paper, is no more than the own token where causal
     buckets: int | None = None  # a power of two; None: one for each chunk of the real keys
     hashed: str = "both"  # or queries: a key takes the bucket of its own token's query, as where keys are the queries
     seed: int = 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 ROWS = 32  # queries of one tile
-STEP = 2**19  # logits held in one step
+STEP = 2**18  # logits held in one step
 
 
 @dataclass(frozen=True, eq=False)
