@@ -33,7 +33,7 @@ class Nystrom(Mechanism):
     ridge: float = 0.01  # singular values below it are damped rather than inverted
 
     supports: ClassVar[frozenset[str]] = frozenset({"keys", "cross"})
-    instead: ClassVar[str] = "Softmax()"
+    instead: ClassVar[str] = "Softmax(), or Reformer() where all it needs is causality,"
 
     def __post_init__(self):
         if not isinstance(self.landmarks, int) or self.landmarks < 1:
