@@ -17,7 +17,13 @@ from heedful.ops import plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:Performer")
 
-SETTINGS = {"Performer": {"features": 48}, "Nystrom": {"landmarks": 16}, "Reformer": {"rounds": 2, "chunk": 8}, "Softmax": {"beta": 1.5}}  # of those that do not take their defaults here
+SETTINGS = {
+    "Performer": {"features": 48},
+    "Nystrom": {"landmarks": 16},
+    "Linformer": {"keys": 16, "length": 96},
+    "Reformer": {"rounds": 2, "chunk": 8},
+    "Softmax": {"beta": 1.5},
+}  # of those that do not take their defaults here
 BATCH, HEADS, LENGTH, DIM, WIDTH = 2, 4, 70, 12, 10
 REAL = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 23]])  # the second text is shorter
 LEFT = REAL.flip(-1)  # and here its padding comes first

@@ -6,14 +6,15 @@ from typing import Any
 
 from ..attention import Mechanism, Unsupported
 from .hard import Hard
+from .linformer import Linformer
 from .nystrom import Nystrom
 from .performer import Performer
 from .reformer import Reformer
 from .softmax import Softmax
 
-ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Reformer, Nystrom)
+ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Reformer, Nystrom, Linformer)
 
-__all__ = ["ALL", "Hard", "Mechanism", "Nystrom", "Performer", "Reformer", "Softmax", "Unsupported", "from_settings"]
+__all__ = ["ALL", "Hard", "Linformer", "Mechanism", "Nystrom", "Performer", "Reformer", "Softmax", "Unsupported", "from_settings"]
 
 
 def from_settings(name: str, settings: dict[str, Any] | None = None) -> Mechanism:

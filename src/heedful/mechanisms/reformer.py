@@ -49,7 +49,7 @@ class Reformer(Mechanism):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1.")
-        if self.buckets is not None and (not isinstance(self.buckets, int) or self.buckets.bit_count() != 1):
+        if self.buckets is not None and (not isinstance(self.buckets, int) or self.buckets < 1 or self.buckets.bit_count() != 1):
             raise ValueError(f"buckets is {self.buckets!r}; it must be a power of two, or None for one bucket a chunk.")
         if self.hashed not in HASHED:
             raise ValueError(f"hashed is {self.hashed!r}; it must be one of {', '.join(HASHED)}.")
@@ -67,11 +67,12 @@ class Reformer(Mechanism):
             raise Unsupported(f"Reformer(hashed='queries') needs each key's own query among {q.shape[-2]}; use hashed='both'.")
         batch, heads, queries, _ = q.shape
         real = torch.ones(1, k.shape[-2], dtype=torch.bool, device=q.device) if mask.keys is None else mask.keys
-        k, v = (t.masked_fill(~real[:, None, :, None], 0) for t in (k, v)) if mask.keys is not None else (k, v)
+        if mask.keys is not None:
+            k, v = (t.masked_fill(~real[:, None, :, None], 0) for t in (k, v))
         with torch.no_grad():
             rounds = self._rounds(q, k, real.expand(batch, -1), mask, scale)
-        flat = (t.flatten(0, 1) for t in (q, k, v))
-        return attend_ranges(*flat, rounds, scale).view(batch, heads, queries, -1)
+        out = attend_ranges(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), rounds, scale)
+        return out.view(batch, heads, queries, v.shape[-1])
 
     def _rounds(self, q: Tensor, k: Tensor, real: Tensor, mask: Mask, scale: float) -> list[Ranges]:
         """What is in reach: the window, then one hash after another. (batch, heads, tokens) become (batch * heads, tokens)."""

@@ -188,7 +188,9 @@ def _tiles(here: Ranges) -> Tiles:
     slot = (tiles.cumsum(0) - tiles)[group] * ROWS + rank
     query = torch.full((int(tiles.sum()) * ROWS,), many * queries, device=device)
     query[slot] = sequence
-    return Tiles(query, torch.empty_like(slot).scatter_(0, sequence, slot), torch.arange(len(tiles), device=device).repeat_interleave(tiles))
+    return Tiles(
+        query, torch.empty_like(slot).scatter_(0, sequence, slot), torch.arange(len(tiles), device=device).repeat_interleave(tiles)
+    )
 
 
 def _rows(t: Tensor, known: Tensor, empty: float = 0) -> Tensor:
