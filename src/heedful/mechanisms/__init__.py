@@ -9,12 +9,27 @@ from .fitted import FittedPerformer
 from .hard import Hard
 from .heads import Heads
 from .linear import Linear
+from .linformer import Linformer
+from .nystrom import Nystrom
 from .performer import Performer
+from .reformer import Reformer
 from .softmax import Softmax
 from .sparse import Sparse
 from .topk import TopK
 
-ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Sparse, TopK, Heads, FittedPerformer, Linear)
+ALL: tuple[type[Mechanism], ...] = (
+    Softmax,
+    Hard,
+    Performer,
+    Sparse,
+    TopK,
+    Heads,
+    FittedPerformer,
+    Linear,
+    Reformer,
+    Nystrom,
+    Linformer,
+)
 
 __all__ = [
     "ALL",
@@ -22,8 +37,11 @@ __all__ = [
     "Hard",
     "Heads",
     "Linear",
+    "Linformer",
     "Mechanism",
+    "Nystrom",
     "Performer",
+    "Reformer",
     "Softmax",
     "Sparse",
     "TopK",
