@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpoint, load
     from .doctor import doctor
     from .findings import Findings
-    from .huggingface import Unreachable, swap, unswap, watching, watching_sdpa
+    from .huggingface import Unreachable, cache, swap, unswap, watching, watching_sdpa
     from .ops import hop, merge, plain
     from .scan import scan
     from .statistic import Statistic
@@ -35,7 +35,7 @@ _PLACES = {  # the public names by verb, and where each lives; imported when fir
         "statistic": ("Statistic",),
         "doctor": ("doctor",),
     },
-    "look and change": {"huggingface": ("Unreachable", "swap", "unswap", "watching", "watching_sdpa")},
+    "look and change": {"huggingface": ("Unreachable", "cache", "swap", "unswap", "watching", "watching_sdpa")},
 }
 _MODULES = ("exact", "mechanisms", "ops", "statistics")
 _HOME = {name: module for places in _PLACES.values() for module, names in places.items() for name in names}
@@ -49,6 +49,7 @@ __all__ = [
     "Statistic",
     "Unreachable",
     "Unsupported",
+    "cache",
     "capture",
     "doctor",
     "exact",

@@ -59,6 +59,11 @@ class Mechanism(nn.Module):
         """The formula of `decode`; `keys` is False at padding among the new tokens."""
         raise NotImplementedError
 
+    @property
+    def reach(self) -> int | None:
+        """How many of the latest tokens a query may look at, its own included; None where nothing bounds them."""
+        return None
+
     def prepare(self, heads: int, head_dim: int) -> None:
         """Make the tensors that the settings call for, as parameters or buffers; called again with the same sizes it changes nothing."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .cache import cache
 from .coverage import Coverage, coverage
 from .modules import Unreachable, attention_modules
 from .sdpa import watching_sdpa
@@ -13,6 +14,7 @@ __all__ = [
     "Unreachable",
     "attach",
     "attention_modules",
+    "cache",
     "coverage",
     "detach",
     "swap",

@@ -58,7 +58,7 @@ def release(model: nn.Module, holder: Any) -> None:
 
 @contextmanager
 def watching(model: nn.Module, watcher: Watcher) -> Iterator[None]:
-    """Show the watcher a Capture of every attention call inside the block.
+    """Show the watcher a Capture of every attention call inside the block, but those answered from a state (see `cache`).
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8, vocab_size=9))
@@ -143,13 +143,18 @@ def dispatch(
     call = read_call(module, query, key, value, attention_mask, scaling, kwargs)
     mechanism = module._modules.get(NAME) or _exact
     assert isinstance(mechanism, Mechanism)
+    layer = getattr(key, NAME, None)  # of a cache that holds a state: the keys are those of the new tokens alone
+    whole = layer is None or layer.state is None
     try:
         if type(kwargs.get("cache")).__name__ == "PagedAttentionCache":
             raise Unsupported("the seam does not page its cache; generate without continuous batching.")
-        out = with_dropout(mechanism, call, dropout) if dropout else answer(mechanism, call)
+        if layer is not None:
+            out = layer.answer(module, call)
+        else:
+            out = with_dropout(mechanism, call, dropout) if dropout else answer(mechanism, call)
     except Unsupported as refusal:
         raise Unsupported(f"{call.layer}: {refusal}") from refusal
-    if torch._C._current_graph_task_id() == -1:  # gradient checkpointing repeats calls during backward
+    if whole and torch._C._current_graph_task_id() == -1:  # gradient checkpointing repeats calls during backward
         for name, watcher in _watchers.get(module, ()):
             watcher(replace(call, layer=name, out=out))
     return out.transpose(1, 2).contiguous(), None

@@ -10,6 +10,7 @@ from .hard import Hard
 from .heads import Heads
 from .linear import Linear
 from .linformer import Linformer
+from .local import Local
 from .nystrom import Nystrom
 from .performer import Performer
 from .reformer import Reformer
@@ -29,6 +30,7 @@ ALL: tuple[type[Mechanism], ...] = (
     Reformer,
     Nystrom,
     Linformer,
+    Local,
 )
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "Heads",
     "Linear",
     "Linformer",
+    "Local",
     "Mechanism",
     "Nystrom",
     "Performer",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..attention import Mask, Mechanism
-from ..ops.hop import hop
+from ..ops.window import window_hop
 
 EXACT = frozenset({"causal", "keys", "window", "sinks", "segments", "bias", "rule", "cross", "cap", "null", "shared"})
 
@@ -35,8 +35,15 @@ class Softmax(Mechanism):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, cap: float | None = None, null: Tensor | None = None
     ) -> Tensor:
-        if cap is not None or null is not None or not mask.demands <= {"causal"} or (mask.causal and mask.offset):
-            out, lse = hop(q, k, v, mask=mask, scale=self.beta * scale, cap=cap)
-            return out if null is None else out * torch.sigmoid(lse - null[:, None].to(lse.dtype))[..., None].to(out.dtype)
-        shared = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, is_causal=mask.causal, scale=self.beta * scale, enable_gqa=shared)
+        return exactly(q, k, v, mask, self.beta * scale, cap, null)
+
+
+def exactly(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, cap: float | None = None, null: Tensor | None = None
+) -> Tensor:
+    """softmax(scale q k^T) v under any mask, a soft cap and null logits."""
+    if cap is not None or null is not None or not mask.demands <= {"causal"} or (mask.causal and mask.offset):
+        out, lse = window_hop(q, k, v, mask, scale, cap)
+        return out if null is None else out * torch.sigmoid(lse - null[:, None].to(lse.dtype))[..., None].to(out.dtype)
+    shared = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=mask.causal, scale=scale, enable_gqa=shared)

@@ -48,7 +48,7 @@ class FusedHop(torch.autograd.Function):
         grad = torch.zeros_like(out) if grad is None else grad
         bias_learns = bias is not None and ctx.needs_input_grad[3]
         width = max(q.shape[-1], v.shape[-1]) + int(grad_lse is not None or bias_learns)
-        gq, gk, gv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        gq, gk, gv = torch.empty_like(q), None, None
         gb = torch.zeros(*q.shape[:2], k.shape[-2], device=q.device) if bias_learns else None
         for (rows, columns, causal, added), (raw, rest) in zip(pieces(q, k, bias, ctx.mask), ctx.kept, strict=True):
             blind = _blind(added, causal, rows)
@@ -61,8 +61,8 @@ class FusedHop(torch.autograd.Function):
                     given[..., -1].masked_fill_(blind, 0)
             dq, dk, dv = _backward(given, here, keys, values, answer, raw, added, causal, ctx.scale, rest)
             gq[:, :, rows] = dq[..., : q.shape[-1]]
-            gk[:, :, columns] += _shared(dk[..., : k.shape[-1]], k.shape[1])
-            gv[:, :, columns] += _shared(dv[..., : v.shape[-1]], v.shape[1])
+            gk = _added_to(gk, k, columns, _shared(dk[..., : k.shape[-1]], k.shape[1]))
+            gv = _added_to(gv, v, columns, _shared(dv[..., : v.shape[-1]], v.shape[1]))
             if gb is not None:
                 gb[:, :, columns] += dk[..., -1]
         return gq, gk, gv, None if gb is None or bias is None else gb.sum_to_size(bias.shape).to(bias.dtype), None, None
@@ -114,6 +114,15 @@ def _zeroed(tensor: Tensor, blind: Tensor | None) -> Tensor:
 
 def _widen(tensor: Tensor, width: int) -> Tensor:
     return F.pad(tensor, (0, width - tensor.shape[-1])) if width > tensor.shape[-1] else tensor
+
+
+def _added_to(total: Tensor | None, like: Tensor, columns: slice, part: Tensor) -> Tensor:
+    """The gradient of keys summed over the kernel calls; where one call saw all keys its own is taken as it is."""
+    if total is None and part.shape == like.shape:
+        return part
+    total = torch.zeros_like(like) if total is None else total
+    total[:, :, columns] += part
+    return total
 
 
 def _shared(grad: Tensor, heads: int) -> Tensor:
