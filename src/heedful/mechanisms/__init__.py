@@ -6,12 +6,13 @@ from typing import Any
 
 from ..attention import Mechanism, Unsupported
 from .hard import Hard
+from .landmarks import Landmarks
 from .performer import Performer
 from .softmax import Softmax
 
-ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer)
+ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Landmarks)
 
-__all__ = ["ALL", "Hard", "Mechanism", "Performer", "Softmax", "Unsupported", "from_settings"]
+__all__ = ["ALL", "Hard", "Landmarks", "Mechanism", "Performer", "Softmax", "Unsupported", "from_settings"]
 
 
 def from_settings(name: str, settings: dict[str, Any] | None = None) -> Mechanism:
