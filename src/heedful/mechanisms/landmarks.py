@@ -53,9 +53,11 @@ class Landmarks(Mechanism):
             raise ValueError(f"seed is {self.seed!r}; it must be a whole number.")
         for name in Learned._fields:
             self.register_parameter(name, None)
+        self.errors = torch.empty(0)  # of each head, on what a fit held out
 
     def prepare(self, heads: int, head_dim: int) -> None:
-        if self.directions is not None and self.directions.shape[::2] == (heads, head_dim):
+        directions = self._parameters["directions"]
+        if directions is not None and directions.shape[::2] == (heads, head_dim):
             return
         source = Generator("cpu").manual_seed(self.seed)
         points = torch.randn(heads, self.landmarks, head_dim, generator=source, dtype=torch.float64, device="cpu").float()
@@ -103,7 +105,7 @@ class Landmarks(Mechanism):
 
     def _load_from_state_dict(self, state_dict, prefix, *args):  # a fresh one has no tensors to load into yet
         for name in Learned._fields:
-            given, own = state_dict.get(prefix + name), getattr(self, name)
+            given, own = state_dict.get(prefix + name), self._parameters[name]
             if given is not None and (own is None or own.shape != given.shape):
                 setattr(self, name, nn.Parameter(torch.empty_like(given)))
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -52,7 +52,8 @@ def _step(new: Tokens, learned: Learned, chunk: int, state: Held) -> tuple[Tenso
     """Chunks are numbered from the first one whose keys the state keeps; a query of chunk c sees the sums of chunks below c - 1."""
     sinks, own, counts = gather_sinks(new, Sinks(state.sink_k, state.sink_v, state.count))
     old, width = state.k.shape[2], new.v.shape[-1]
-    t = Tokens(new.q, *(torch.cat(p, 2) for p in ((state.k, new.k), (state.v, new.v))), torch.cat([state.counted, new.real & ~own], 1))
+    k, v = torch.cat([state.k, new.k], 2), torch.cat([state.v, new.v], 2)
+    t = Tokens(new.q, k, v, torch.cat([state.counted, new.real & ~own], 1))
     total = t.k.shape[2]
     chunks, first, whole = -(-total // chunk), old // chunk, total // chunk
     t = padded(t._replace(q=F.pad(new.q, (0, 0, old - first * chunk, 0))), chunks * chunk)
