@@ -8,6 +8,7 @@ from ..attention import Mechanism, Unsupported
 from .fitted import FittedPerformer
 from .hard import Hard
 from .heads import Heads
+from .landmarks import Landmarks
 from .linear import Linear
 from .linformer import Linformer
 from .local import Local
@@ -31,6 +32,7 @@ ALL: tuple[type[Mechanism], ...] = (
     Nystrom,
     Linformer,
     Local,
+    Landmarks,
 )
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "FittedPerformer",
     "Hard",
     "Heads",
+    "Landmarks",
     "Linear",
     "Linformer",
     "Local",
