@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import exact, mechanisms, ops, statistics
     from .attention import Capture, Mask, Mechanism, Unsupported
+    from .bench import bench
+    from .benching.result import Bench
     from .capturing import capture
     from .checkpoint import Checkpoint, load
     from .doctor import doctor
@@ -35,12 +37,14 @@ _PLACES = {  # the public names by verb, and where each lives; imported when fir
         "statistic": ("Statistic",),
         "doctor": ("doctor",),
     },
+    "bench": {"bench": ("bench",), "benching.result": ("Bench",)},
     "look and change": {"huggingface": ("Unreachable", "cache", "swap", "unswap", "watching", "watching_sdpa")},
 }
 _MODULES = ("exact", "mechanisms", "ops", "statistics")
 _HOME = {name: module for places in _PLACES.values() for module, names in places.items() for name in names}
 
 __all__ = [
+    "Bench",
     "Capture",
     "Checkpoint",
     "Findings",
@@ -49,6 +53,7 @@ __all__ = [
     "Statistic",
     "Unreachable",
     "Unsupported",
+    "bench",
     "cache",
     "capture",
     "doctor",

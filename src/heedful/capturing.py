@@ -12,7 +12,7 @@ from torch import nn
 
 from .attention import Capture
 from .checkpoint import Checkpoint, load
-from .inputs import collate, read
+from .inputs import Sample, collate, read
 from .scan import evaluating, run, watching_calls
 from .texts import items
 
@@ -33,6 +33,18 @@ def capture(
     reading = read(checkpoint, items(texts, limit), batch, length, limit)
     wanted = None if layers is None else set(layers)
     found: dict[str, list[Capture]] = {}
+    for group in reading.batches:
+        for layer, made in calls(checkpoint, group, wanted).items():
+            found.setdefault(layer, []).extend(made)
+    unknown = sorted(wanted - found.keys()) if wanted is not None else []
+    if unknown:
+        raise ValueError(f"no attention call of {', '.join(unknown)} was seen; the model's layers are named as in its findings.")
+    return found
+
+
+def calls(checkpoint: Checkpoint, group: list[Sample], wanted: set[str] | None = None) -> dict[str, list[Capture]]:
+    """The attention calls of one batch by layer."""
+    found: dict[str, list[Capture]] = {}
 
     def keep(call: Capture) -> None:
         if wanted is None or call.layer in wanted:
@@ -40,9 +52,5 @@ def capture(
             found.setdefault(call.layer, []).append(dataclasses.replace(call, **kept))
 
     with evaluating(checkpoint.model), watching_calls(checkpoint.model, keep), torch.no_grad():
-        for group in reading.batches:
-            run(checkpoint.model, collate(checkpoint, group))
-    unknown = sorted(wanted - found.keys()) if wanted is not None else []
-    if unknown:
-        raise ValueError(f"no attention call of {', '.join(unknown)} was seen; the model's layers are named as in its findings.")
+        run(checkpoint.model, collate(checkpoint, group))
     return found

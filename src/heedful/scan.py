@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from .findings import Findings
 from .huggingface import attention_modules, coverage, watching, watching_sdpa
 from .inputs import Reading, collate, read
 from .looking import Look, watching_states
+from .progress import bar
 from .statistic import Statistic
 from .statistics import ALL
 from .texts import items
@@ -57,8 +58,8 @@ def scan(
     work = _Work(checkpoint, reading, look, replace(about, versions=versions()), Path(out) if out else None)
     if work.out is not None and (found := work.open(resume)) is not None:
         return found
-    with evaluating(checkpoint.model), _bar(reading.size if progress else None) as advance:
-        work.read(advance)
+    with evaluating(checkpoint.model), bar("scan", reading.size if progress else None, _tokens) as shown:
+        work.read(shown.advance)
     return work.finish()
 
 
@@ -165,6 +166,10 @@ class _Work:
         return found
 
 
+def _tokens(count: float) -> str:
+    return f"{count:,.0f} tokens"
+
+
 def _check(rows: int | None, statistics: Sequence[type[Statistic]], out: Any, resume: bool) -> None:
     if rows is not None and rows < 2:
         raise ValueError(f"rows is {rows}; an error needs at least 2 rows of each text, None looks at all.")
@@ -243,26 +248,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
-
-
-@contextmanager
-def _bar(total: int | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar with the time that is left, on stderr; nothing where it was not asked for."""
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    except ImportError:
-        total = None
-    if total is None:
-        with nullcontext():
-            yield lambda tokens: None
-        return
-    columns = (
-        TextColumn("scan"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda tokens: bar.advance(task, tokens)

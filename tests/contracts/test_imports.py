@@ -9,18 +9,20 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "heedful"
 ORDER = (  # from the inside out: a part may import what stands before it, and its own line
-    ("files", "about"),
+    ("files", "about", "measuring", "progress"),
     ("mask", "state"),
     ("ops",),
     ("attention", "statistic"),
     ("mechanisms", "exact"),
     ("statistics",),
-    ("verdicts",),
+    ("verdicts", "spec"),
     ("huggingface", "findings", "texts"),
     ("checkpoint",),
     ("inputs", "looking"),
     ("scan",),
     ("doctor", "demo", "capturing"),
+    ("benching",),
+    ("bench",),
     ("report",),
     ("cli",),
 )

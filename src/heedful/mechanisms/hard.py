@@ -24,6 +24,7 @@ class Hard(Mechanism):
     """
 
     supports: ClassVar[frozenset[str]] = EXACT - {"shared"}
+    oracle: ClassVar[bool] = True
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, cap: float | None = None, null: Tensor | None = None
