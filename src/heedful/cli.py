@@ -94,7 +94,7 @@ def bench(
     layers: Annotated[str | None, typer.Option(help="Names or numbers of layers, e.g. 0,5; all unless given.")] = None,
     limit: Annotated[int, typer.Option(help="Read at most this many texts.")] = 8,
     seed: Annotated[int, typer.Option(help="Draws the rows of lengths beyond the texts.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for the figures and the plot [out/NAME-bench].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the figures and the plot (out/NAME-bench unless given).")] = None,
     device: Device = None,
     remote_code: RemoteCode = False,
 ) -> None:

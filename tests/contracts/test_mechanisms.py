@@ -82,6 +82,7 @@ def truth(mechanism, q, k, v, mask=None):
 
 def off(found, wanted):
     """The relative distance."""
+    found, wanted = found.detach(), wanted.detach()
     return float((found.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-30))
 
 
