@@ -142,10 +142,23 @@ def test_a_fit_finds_the_positions_that_every_text_looks_at():
         assert off(learned(call.q, call.k, call.v, scale=1.0), wanted) < 0.5 * off(fresh(call.q, call.k, call.v, scale=1.0), wanted)
 
 
-def test_a_fit_with_a_key_for_each_token_is_exact():
-    calls = list(patterned(3))
-    learned = Linformer(40, 40).fit(calls)
-    assert off(learned(calls[0].q, calls[0].k, calls[0].v), Softmax()(calls[0].q, calls[0].k, calls[0].v)) < 1e-5
+def test_a_fit_with_a_key_for_each_token_is_the_identity():
+    q, k = torch.randn(2, 40, 8)
+    on_keys, on_values = fit_head([(q, k, 0.5)], 40, 40)
+    assert torch.allclose(on_values, on_keys, atol=1e-5)
+    assert torch.equal(on_keys.sum(0), torch.ones(40).double())
+
+
+def test_a_text_of_no_more_tokens_than_projected_keys_is_attended_exactly():
+    made = mechanism()
+    for real in (torch.arange(40) < torch.tensor([[40], [5]]), torch.arange(40) >= torch.tensor([[0], [38]])):
+        inputs = tensors()
+        found = run(lambda *qkv, real=real: made(*qkv, Mask(keys=real))[1:], *inputs)
+        wanted = run(lambda *qkv, real=real: Softmax()(*qkv, Mask(keys=real))[1:], *inputs)
+        for one, other in zip(found, wanted, strict=True):
+            assert off(one, other) < 1e-5
+    q, k, v = tensors(40, 3)
+    assert off(made(q, k, v), Softmax()(q, k, v)) < 1e-6
 
 
 def test_fitted_values_are_the_least_squares_solution():
@@ -180,7 +193,7 @@ def test_a_fit_sees_real_tokens_alone_and_shared_key_heads():
 @pytest.mark.parametrize(
     "captures, needed",
     [
-        ([], "no capture; give those of one layer"),
+        ([], "no capture of more than 5 tokens; give those of one layer"),
         ([Capture("a", *torch.randn(3, 1, 2, 9, 8)), Capture("b", *torch.randn(3, 1, 3, 9, 8))], "several head counts"),
         ([Capture("a", *torch.randn(3, 1, 2, 9, 8), mask=Mask(causal=True))], "cannot honour a causal mask"),
         ([Capture("a", *torch.randn(3, 1, 2, 41, 8))], "41 tokens; make Linformer with length=41"),

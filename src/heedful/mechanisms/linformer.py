@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import Capture, Mask, Mechanism, Unsupported
@@ -25,7 +26,7 @@ class Linformer(Mechanism):
 
     Column i of a projection is for the i-th real token of a text. Each row is divided by the share of it that lies on real tokens, and
     what its sum then lacks of one is spread over them evenly: a padded or shorter text is projected as if alone, and what all keys or all
-    values share stays as it is. `fit` learns the projections from captures of one layer; a fixed position decides, so they suit
+    values share stays as it is. A text of no more than `keys` tokens is attended exactly. `fit` learns the projections from captures of one layer; a fixed position decides, so they suit
     attention that goes by position (first and last tokens, neighbourhoods) and not what goes by content.
 
     >>> q, k, v = torch.randn(3, 1, 2, 48, 16)
@@ -70,7 +71,16 @@ class Linformer(Mechanism):
         k, values, real = self._packed(k.to(high), v.to(high), mask.keys)
         kept, weight = project(self.on_keys.to(high), k, real)
         means, _ = project(self.on_values.to(high), values, real)
+        few = real.sum(-1) <= self.keys
+        if few.any():  # there the keys themselves are no more work
+            kept, means = (torch.where(few[:, None, None, None], self._first(t), p) for t, p in ((k, kept), (values, means)))
+            own = torch.zeros_like(weight).masked_fill(~self._first(real[:, None, :, None])[..., 0], -torch.inf)
+            weight = torch.where(few[:, None, None], own, weight)
         return hop(q.to(high), kept, means, bias=weight, scale=scale)[0].to(v.dtype)
+
+    def _first(self, t: Tensor) -> Tensor:
+        """As many tokens as there are projected keys; nothing where there are fewer."""
+        return F.pad(t[:, :, : self.keys], (0, 0, 0, max(0, self.keys - t.shape[2])))
 
     def _packed(self, k: Tensor, v: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values with each text's real tokens first and nothing in the padding, and which are real."""
@@ -97,8 +107,11 @@ class Linformer(Mechanism):
         of P^T P after another. With A the attention over them alone, on_values is the least-squares solution of A on_values = P.
         """
         calls = [call for capture in captures for call in self._calls(capture)]
+        calls = [call for call in calls if call[1].shape[1] > self.keys]  # shorter texts need no projection
         if not calls:
-            raise ValueError("fit was given no capture; give those of one layer, hd.capture(model, texts)[layer].")
+            raise ValueError(
+                f"fit was given no capture of more than {self.keys} tokens; give those of one layer, hd.capture(model, texts)[layer]."
+            )
         heads = calls[0][0].shape[0]
         if any(q.shape != (heads, q.shape[1], calls[0][0].shape[2]) for q, _, _ in calls):
             raise ValueError("fit was given captures of several head counts or dims; give those of one layer.")
@@ -141,7 +154,10 @@ def project(
     ([1.5, 4.0], [1.0, 0.5])
     """
     here, counted = rows[..., : x.shape[-2]], real.to(x.dtype)[:, None, :, None]  # (batch, 1, tokens, 1)
-    share = (here.abs() @ counted)[..., 0] / rows.abs().sum(-1).clamp_min(torch.finfo(x.dtype).tiny)  # (batch, heads, keys)
+    sizes = rows.abs()
+    share = (sizes[..., : x.shape[-2]] @ counted)[..., 0] / sizes.sum(-1).clamp_min(
+        torch.finfo(x.dtype).tiny
+    )  # (batch, heads, keys)
     seen = share > 0
     divisor = share.masked_fill(~seen, 1)[..., None]
     centre = (counted / counted.sum(-2, keepdim=True).clamp_min(1)).mT @ x  # (batch, heads, 1, dim)
