@@ -62,6 +62,7 @@ def test_it_supports_what_all_parts_support_and_a_refusal_names_the_part():
         Heads([((1, 2), Hard())], rest=Sparse())(*tensors(), Mask(window=3))
 
 
+@pytest.mark.filterwarnings("ignore:Performer")
 def test_settings_hold_mechanisms_within_mechanisms():
     nested = Heads([((0,), Heads([((0,), TopK(3))])), ((2, 3), Performer(8, seed=3))], rest=Sparse("fixed", 4))
     again = from_settings("Heads", json.loads(json.dumps(nested.settings)))

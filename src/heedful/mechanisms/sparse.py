@@ -28,7 +28,8 @@ class Sparse(Mechanism):
     strided: the keys nearer than l, and those at a multiple of l from the query. fixed: the query's own block of l tokens, and the last
     `summary` tokens of every block. Causal or both ways. Positions count the real tokens of each text, so padding on either side changes
     nothing; a query at padding gets 0. stride None takes the nearest to sqrt of each text's length: give a number where a text grows
-    (generation), or where the start of a text must not depend on its length.
+    (generation), or where the start of a text must not depend on its length. Made for models trained with it: a pretrained head that
+    looks at the first token, or anywhere by content, loses what the pattern leaves out.
 
     >>> q, k, v = torch.randn(3, 1, 2, 10, 8)
     >>> near = lambda i, j: (i - j < 3) | ((i - j) % 3 == 0)

@@ -19,8 +19,8 @@ TILE = 2**22  # logits looked at in one step
 class TopK(Mechanism):
     """Attention over the `keys` visible keys of largest logit; gradients flow through the chosen logits only.
 
-    No method that picks as many keys for a query can have more of the attention's mass. For comparison only: choosing takes all logits, in
-    tiles, so the time is that of exact attention or more; the memory is linear.
+    No choice of as many keys for a query holds more of the attention's mass; what also sums up the rest may still come closer. For
+    comparison only: choosing takes all logits, in tiles, so the time is that of exact attention or more; the memory is linear.
 
     >>> q, k, v = torch.randn(3, 1, 2, 9, 8)
     >>> logits = q @ k.mT / 8**0.5
