@@ -39,9 +39,10 @@ def main() -> None:
     with threads(THREADS):
         contenders = [Contender(sized(m)) for m in usual()]
         found = measure(contenders)
-    print(shown(found))
-    setting = {"dim": DIM, "size": SIZE, "heads": 1, "batch": 1, "dtype": "float32", "pass": "forward and backward"}
-    print(f"\nwritten: results/{write('complexity', {'setting': setting, 'seconds_for_each': SECONDS, 'mechanisms': found}).name}")
+        print(shown(found))
+        setting = {"dim": DIM, "size": SIZE, "heads": 1, "batch": 1, "dtype": "float32", "pass": "forward and backward"}
+        path = write("complexity", {"setting": setting, "seconds_for_each": SECONDS, "mechanisms": found})
+    print(f"\nwritten: results/{path.name}")
 
 
 def sized(mechanism: Mechanism) -> Mechanism:
