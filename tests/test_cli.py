@@ -52,6 +52,33 @@ def test_rows_may_be_all_or_a_number(place):
     assert "give a number or `all`" in refused.output
 
 
+def test_bench_prints_tables_and_leaves_figures_and_a_plot(place):
+    pytest.importorskip("matplotlib")
+    words = ("--lengths", "8,16", "--mechanisms", "Performer(features=8),Recurrent", "--seconds", "60", "--layers", "1")
+    result = call("bench", place / "tiny", place / "texts.jsonl", *words, "--out", place / "bench")
+    assert result.exit_code == 0, result.output
+    assert "relative output error against exact attention" in result.output
+    assert "Performer(features=8)" in result.output
+    assert {p.name for p in (place / "bench").iterdir()} == {"bench.json", "bench.csv", "verdicts.txt", "bench.png"}
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("--mechanisms", "Nope"), "there is no mechanism 'Nope'"),
+        (("--mechanisms", "Performer(features=open())"), "must be plain data"),
+        (("--lengths", "some"), "cannot be read"),
+        (("--lengths", "1..4"), "at least 8 tokens"),
+        (("--memory", "much"), "no size in memory"),
+        (("--seconds", "0"), "seconds is 0"),
+    ],
+)
+def test_bench_refuses_bad_words(place, words, said):
+    result = call("bench", place / "tiny", place / "texts.jsonl", *words)
+    assert result.exit_code == 1
+    assert said in " ".join(result.output.split())
+
+
 def test_the_doctor_prints_its_diagnosis(place):
     result = call("doctor", place / "tiny")
     assert result.exit_code == 0
@@ -76,7 +103,7 @@ def test_missing_texts_leave_no_folder(place):
 
 
 def test_help_names_every_verb():
-    assert all(verb in call("--help").output for verb in ("scan", "show", "doctor", "demo"))
+    assert all(verb in call("--help").output for verb in ("scan", "show", "doctor", "bench", "demo"))
 
 
 def test_the_demo_prints_heads_and_verdicts(tmp_path):

@@ -16,7 +16,7 @@ from .attention import Capture, Mechanism
 from .benching.budget import Budget, TooSmall, as_bytes, as_seconds
 from .benching.calls import OWN
 from .benching.contender import Contender, chosen
-from .benching.gathering import Gathered, of_captures, of_texts
+from .benching.gathering import Gathered, check, of_captures, of_texts
 from .benching.race import Race
 from .benching.result import About, Bench
 from .checkpoint import Checkpoint, load
@@ -79,13 +79,15 @@ def _lengths(lengths: Iterable[int]) -> tuple[int, ...]:
         raise ValueError("no length was given; give at least one, such as 512.")
     if not all(isinstance(length, int) for length in found) or found[0] < SHORTEST:
         raise ValueError(f"lengths are {found}; each must be a whole number of at least {SHORTEST} tokens.")
-    return found
+    return tuple(found)
 
 
 def _check(model: Any, texts: Any, seconds: float, limit: int) -> None:
     if isinstance(model, Mapping) == (texts is not None):
         given = "captures are benched as they are" if isinstance(model, Mapping) else "a model needs texts to read"
         raise ValueError(f"{given}; give a model and texts, or captures alone.")
+    if isinstance(model, Mapping):
+        check(model)
     if not (seconds > 0 and math.isfinite(seconds)):
         raise ValueError(f"seconds is {seconds}; give how long the bench may take, such as 300.")
     if limit < 1:
@@ -93,9 +95,9 @@ def _check(model: Any, texts: Any, seconds: float, limit: int) -> None:
 
 
 def _memory(memory: int | str | None, source: Any) -> int:
-    found = next((c.q for captures in source.values() for c in captures), None) if isinstance(source, Mapping) else source
     if memory is None:
-        return 0 if found is None else free_memory(found.device) // 2
+        held = next(c.q for captures in source.values() for c in captures) if isinstance(source, Mapping) else source
+        return free_memory(held.device) // 2
     wanted = size(memory)
     if wanted < 1:
         raise ValueError(f"memory is {memory}; give how many bytes the bench may take, such as 4GB.")

@@ -94,9 +94,12 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def peak_memory(case: Case) -> int | None:
-    """The bytes that a case takes at its peak beyond what was held before; None where the system does not tell."""
-    if torch.cuda.is_available():
+def peak_memory(case: Case, device: torch.device | None = None) -> int | None:
+    """The bytes that a case takes at its peak beyond what was held before, on a GPU where there is one unless a device is given.
+
+    None where the system does not tell.
+    """
+    if torch.cuda.is_available() if device is None else device.type == "cuda":
         _wait()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from .. import measuring
 from .growth import predicted
 
+FEW = 2**16  # bytes below which differences are the system's own
 KEPT = 0.03  # of the seconds, for what comes after the last measurement
 
 
@@ -38,19 +39,20 @@ class Budget:
         """Bytes that a measurement may still take."""
         return self.memory - self.held
 
-    def refusal(self, length: int, seconds: Mapping[int, float], memory: Mapping[int, float], pending: float) -> str | None:
+    def refusal(self, length: int, seconds: Mapping[int, float], memory: Mapping[int, float], available: float) -> str | None:
         """Why a call at that length is not made, told from the shorter ones; None where it is.
 
-        It is made where it can be called twice in half the seconds that are left beside the `pending` ones, in three quarters of the room.
+        It is made where it can be called twice in the seconds that are `available`, in three quarters of the room.
         """
-        if self.left <= pending:
+        if available <= 0:
             return "the budget's time was spent"
         if not seconds:
             return None
-        wanted, size = predicted(seconds, length), predicted(memory, length) if memory else 0.0
+        wanted = predicted(seconds, length)
+        size = predicted({n: max(x, FEW) for n, x in memory.items()}, length)
         if size > 0.75 * self.room:
             return f"it would take about {as_bytes(size)}"
-        if 2 * wanted > (self.left - pending) / 2:
+        if 2 * wanted > available:
             return f"one call would take about {as_seconds(wanted)}"
         return None
 

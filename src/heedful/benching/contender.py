@@ -145,7 +145,7 @@ class Contender:
         whole = max(c.q.shape[-2] for c in captures)
         for length in (whole // part for part in PROBES if whole // part >= 32):
             pieces = [prefix(c, length) for c in captures]
-            found = measuring.peak_memory(lambda pieces=pieces: self._fitted(pieces, seconds / 4, 1))
+            found = measuring.peak_memory(lambda pieces=pieces: self._fitted(pieces, seconds / 4, 1), pieces[0].q.device)
             known[length] = max(1.0, float(found or 0))
         if known and predicted(known, whole) > budget.room:
             raise ValueError(f"to learn would take about {as_bytes(predicted(known, whole))}")

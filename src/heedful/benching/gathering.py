@@ -39,17 +39,17 @@ class Gathered:
 def of_captures(captures: Mapping[str, Sequence[Capture]], layers: Iterable[str | int] | None) -> Gathered:
     """From captures that somebody made: every second call of a layer is learned from."""
     wanted = choose(list(captures), layers)
-    return _split([{name: [captures[name][i]] for name in wanted if i < len(captures[name])} for i in range(_most(captures))])
+    most = max(map(len, captures.values()))
+    return _split([{name: [captures[name][i]] for name in wanted if i < len(captures[name])} for i in range(most)])
 
 
-def _most(captures: Mapping[str, Sequence[Capture]]) -> int:
-    most = max((len(found) for found in captures.values()), default=0)
-    if most == 0:
+def check(captures: Mapping[str, Sequence[Capture]]) -> None:
+    """Refuse what are no captures."""
+    if not any(captures.values()):
         raise ValueError("there are no captures to bench on; hd.capture(model, texts) makes them.")
     wrong = [name for name, found in captures.items() if not all(isinstance(c, Capture) for c in found)]
     if wrong:
         raise ValueError(f"{wrong[0]!r} holds no Captures; give what hd.capture(model, texts) returns.")
-    return most
 
 
 def of_texts(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MARGIN = 1.5  # what a prediction allows for
+STEEPEST = 3.0  # power that a prediction believes
 
 
 def exponent(figures: Mapping[int, float]) -> float | None:
@@ -35,7 +36,7 @@ def predicted(figures: Mapping[int, float], length: int) -> float:
     known = dict(sorted(figures.items())[-2:])
     longest = max(known)
     power = exponent(known) if len(known) > 1 else 2.0
-    return known[longest] * (length / longest) ** max(1.0, power or 1.0) * MARGIN
+    return known[longest] * (length / longest) ** min(max(1.0, power or 1.0), STEEPEST) * MARGIN
 
 
 @dataclass(frozen=True)

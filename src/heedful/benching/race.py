@@ -15,9 +15,10 @@ from .calls import CASES, Distance, Source, answer, exactly, prefix
 from .contender import Contender, told
 from .result import PASSES, Cost
 
-PROBED = 128  # tokens of the first look at each mechanism, before longer calls are dared
+PROBED = 64  # tokens of the first look at each mechanism, before longer calls are dared
 STEP = 4  # at most so many times longer is the next look
 ROUNDS = 5
+ONE = 0.5  # of the time that is left, for one case
 AGAIN = 0.02  # of the time that is left: a first call that takes less is made twice
 SHARE = 0.25  # of the time that is left, for the rounds of one length
 
@@ -26,14 +27,15 @@ def ladder(lengths: Sequence[int]) -> Iterator[tuple[int, bool]]:
     """The lengths to climb, and whether each was asked for: others only tell what comes next.
 
     >>> list(ladder((1024, 8192)))
-    [(128, False), (512, False), (1024, True), (4096, False), (8192, True)]
+    [(64, False), (256, False), (1024, True), (4096, False), (8192, True)]
     """
-    reached = PROBED // STEP
+    reached = min(PROBED, lengths[0] // 2)
+    yield reached, False
     for wanted in lengths:
         while reached * STEP < wanted:
             reached *= STEP
             yield reached, False
-        reached = max(wanted, reached)
+        reached = wanted
         yield wanted, True
 
 
@@ -95,7 +97,9 @@ class Race:
             return contender.refused[self.timed]
         if which == "training" and "forward" in contender.failed:
             return contender.failed["forward"]
-        return self.budget.refusal(length, contender.seconds[which], contender.bytes[which], pending)
+        share = ONE if contender is not self.contenders[0] else ONE / 2  # exact attention leaves something to be compared with
+        available = (self.budget.left - pending) * share
+        return self.budget.refusal(length, contender.seconds[which], contender.bytes[which], available)
 
     def _first(self, contender: Contender, which: str, length: int, case: Callable[[], Any]) -> str | None:
         """A call or two, for the memory and to know what more will take; why it failed, where it did."""
@@ -103,7 +107,9 @@ class Race:
         try:
             with measuring.Deadline(self.budget.left):
                 while not seen or (len(seen) == 1 and seen[0][0] < AGAIN * self.budget.left):
-                    seen.append(_measured(case))  # what a first call loads and makes is not counted where a second is cheap
+                    seen.append(
+                        _measured(case, self.source.first.q.device)
+                    )  # what a first call loads and makes is not counted where a second is cheap
         except measuring.OutOfTime:
             contender.failed[which] = "it ran longer than the budget allows"
         except Exception as error:  # a mechanism of anyone's: the bench goes on without it
@@ -184,8 +190,8 @@ class Race:
             contender.cell(length).costs[which] = Cost(timing.median, timing.low, timing.high, timing.rounds, size)
 
 
-def _measured(case: Callable[[], Any]) -> tuple[float, float]:
+def _measured(case: Callable[[], Any], device: torch.device) -> tuple[float, float]:
     """The seconds and the bytes of one call, at least 1 byte, for logarithms."""
     taken: list[float] = []
-    found = measuring.peak_memory(lambda: taken.append(measuring.seconds_of(case)))
+    found = measuring.peak_memory(lambda: taken.append(measuring.seconds_of(case)), device)
     return taken[0], max(1.0, float(found or 0))

@@ -28,8 +28,8 @@ def number(x: float) -> str:
 
 def _overall(bench: Bench, rivals: list[Row]) -> Iterator[str]:
     """Below which length nothing pays, and what is best at the shortest and the longest."""
-    measured = sorted(bench.exact.figures("forward"))
-    if not rivals or not measured:
+    measured = sorted(bench.exact.figures("forward").keys() & {n for row in rivals for n in row.figures("forward")})
+    if not measured:
         return
     close = [row for row in rivals if (e := row.error()) is not None and e.median <= FAR]
     starts = [c for row in close if (c := bench.crossover(row.name)) is not None and c.length is not None]
