@@ -17,7 +17,11 @@ from heedful.ops import plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:Performer")
 
-SETTINGS = {"Performer": {"features": 48}, "Softmax": {"beta": 1.5}}  # of those that do not take their defaults here
+SETTINGS = {
+    "Performer": {"features": 48},
+    "Softmax": {"beta": 1.5},
+    "Clustered": {"clusters": 8, "exact": 16, "window": 8, "sinks": 2, "group": 4},
+}  # of those that do not take their defaults here
 BATCH, HEADS, LENGTH, DIM, WIDTH = 2, 4, 70, 12, 10
 REAL = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 23]])  # the second text is shorter
 LEFT = REAL.flip(-1)  # and here its padding comes first

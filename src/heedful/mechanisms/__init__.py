@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..attention import Mechanism, Unsupported
+from .clustered import Clustered
 from .hard import Hard
 from .performer import Performer
 from .softmax import Softmax
 
-ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer)
+ALL: tuple[type[Mechanism], ...] = (Softmax, Hard, Performer, Clustered)
 
-__all__ = ["ALL", "Hard", "Mechanism", "Performer", "Softmax", "Unsupported", "from_settings"]
+__all__ = ["ALL", "Clustered", "Hard", "Mechanism", "Performer", "Softmax", "Unsupported", "from_settings"]
 
 
 def from_settings(name: str, settings: dict[str, Any] | None = None) -> Mechanism:
