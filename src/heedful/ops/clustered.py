@@ -46,10 +46,10 @@ def clustered(
 ) -> Float[Tensor, "many queries width"]:
     """Attend bidirectionally; `counts` says how many tokens of each row are real, the first ones, and the others must be 0.
 
-    >>> q, k = torch.randn(2, 2, 300, 8)
+    >>> q, k = torch.randn(2, 300, 8), torch.randn(2, 20, 8).repeat(1, 15, 1) + 0.1 * torch.randn(2, 300, 8)  # keys of 20 kinds
     >>> exact = (q @ k.mT).softmax(-1) @ k
     >>> found = clustered(q, k, k, Work(clusters=32, exact=64, rounds=1, group=16), scale=1.0)
-    >>> float((found - exact).norm() / exact.norm()) < 0.3
+    >>> float((found - exact).norm() / exact.norm()) < 0.1
     True
     """
     many, queries, _ = q.shape

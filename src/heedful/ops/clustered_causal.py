@@ -56,10 +56,10 @@ def clustered_causal(
 ) -> Float[Tensor, "many heads tokens width"]:
     """Attend causally; the heads of q share k and v.
 
-    >>> q, k = torch.randn(2, 2, 300, 8)
+    >>> q, k = torch.randn(2, 300, 8), torch.randn(2, 5, 8).repeat(1, 60, 1) + 0.1 * torch.randn(2, 300, 8)  # keys of 5 kinds
     >>> exact = hop(q[:, None], k[:, None], k[:, None], mask=CAUSAL, scale=1.0)[0][:, 0]
     >>> found = clustered_causal(q[:, None], k, k, Reach(window=32, sinks=2, clusters=16, exact=48, rounds=1, group=8), scale=1.0)[:, 0]
-    >>> float((found - exact).norm() / exact.norm()) < 0.3
+    >>> float((found - exact).norm() / exact.norm()) < 0.1
     True
     """
     sinks, window, tokens = reach.sinks, reach.window, k.shape[1]
