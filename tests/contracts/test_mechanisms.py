@@ -27,6 +27,7 @@ SETTINGS = {
     "Reformer": {"rounds": 2, "chunk": 8},
     "Local": {"window": 12, "sinks": 2},
     "Landmarks": {"landmarks": 6, "chunk": 8, "sinks": 2},
+    "Clustered": {"clusters": 8, "exact": 16, "window": 8, "sinks": 2, "group": 4},
 }  # of those that do not take their defaults here
 APART = {"Linear": 0.3}  # from mean(v), for long q and k: its weights grow with their size, not with its exponential
 BATCH, HEADS, LENGTH, DIM, WIDTH = 2, 4, 70, 12, 10

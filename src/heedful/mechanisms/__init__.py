@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..attention import Mechanism, Unsupported
+from .clustered import Clustered
 from .fitted import FittedPerformer
 from .hard import Hard
 from .heads import Heads
@@ -33,10 +34,12 @@ ALL: tuple[type[Mechanism], ...] = (
     Linformer,
     Local,
     Landmarks,
+    Clustered,
 )
 
 __all__ = [
     "ALL",
+    "Clustered",
     "FittedPerformer",
     "Hard",
     "Heads",
