@@ -36,7 +36,7 @@ class Mechanism(nn.Module):
     # of Mask's rules, and "cross", "cap", "null", "shared" (keys come unspread), "state" (`advance` is there)
     supports: ClassVar[frozenset[str]] = frozenset()
     instead: ClassVar[str] = "Softmax()"  # what the refusal names
-    oracle: ClassVar[bool] = False  # it looks at every pair: for comparison, not in place of exact attention
+    rival: ClassVar[bool] = True  # whether a bench sets it beside exact attention unasked
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Mechanism:
         self = super().__new__(cls)

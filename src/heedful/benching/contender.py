@@ -42,8 +42,8 @@ def short(mechanism: Mechanism) -> str:
 
 
 def usual() -> list[Mechanism]:
-    """All mechanisms that need no settings, beside oracles, and a recurrent layer."""
-    needless = [m for m in ALL if not m.oracle and all(_has_default(f) for f in dataclasses.fields(m) if f.init)]  # type: ignore[arg-type]
+    """All rivals of exact attention that need no settings, and a recurrent layer."""
+    needless = [m for m in ALL if m.rival and all(_has_default(f) for f in dataclasses.fields(m) if f.init)]  # type: ignore[arg-type]
     return [m() for m in needless] + [Recurrent()]
 
 

@@ -26,6 +26,7 @@ THEORY = {
     "Reformer": Growth(1.0, "log n", "n log n"),
     "Linformer": Growth(1.0, "1", "n"),
     "Performer": Growth(1.0, "1", "n"),
+    "FittedPerformer": Growth(1.0, "1", "n"),
     "Linear": Growth(1.0, "1", "n"),
     "Local": Growth(1.0, "1", "n"),
     "Nystrom": Growth(1.0, "1", "n"),

@@ -24,7 +24,7 @@ class Hard(Mechanism):
     """
 
     supports: ClassVar[frozenset[str]] = EXACT - {"shared"}
-    oracle: ClassVar[bool] = True
+    rival: ClassVar[bool] = False  # it looks at every pair
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, cap: float | None = None, null: Tensor | None = None

@@ -49,6 +49,7 @@ class Heads(Mechanism):
     rest: Any = field(default_factory=Softmax)  # counts in what is supported even where no head is left to it
 
     supports: ClassVar[frozenset[str]] = EXACT  # of Heads(); each one has its own
+    rival: ClassVar[bool] = False  # its parts are
 
     def __post_init__(self):
         self.parts = tuple((_heads(heads), _mechanism(given)) for heads, given in self.parts)

@@ -34,6 +34,7 @@ class TopK(Mechanism):
     keys: int = 64
 
     supports: ClassVar[frozenset[str]] = EXACT - {"shared"}
+    rival: ClassVar[bool] = False  # it looks at every pair
 
     def __post_init__(self):
         if not isinstance(self.keys, int) or self.keys < 1:
