@@ -1,4 +1,4 @@
-"""The error of FAVOR+ falls as 1 / features, and less with orthogonal directions than with iid ones: where q and k are short.
+"""The error of FAVOR+ falls as 1 / features and is smaller with orthogonal than with iid directions, as long as q and k are short.
 
 Source 004, section 3 and Fig. 3: "MSE loss entre l'approximation et le softmax selon le nombre de features (iid vs orthogonales),
 embedding dim d = 100". The source does not say how long its q and k are; here entries are normal with the std printed in the figure.

@@ -11,6 +11,7 @@ from heedful.mechanisms.directions import sample
 from heedful.mechanisms.moments import Moments
 from heedful.mechanisms.proposals import PROPOSALS, balance
 
+pytestmark = pytest.mark.filterwarnings("ignore:Performer")
 proposals = pytest.mark.parametrize("proposal", PROPOSALS)
 HEADS, LENGTH, DIM = 3, 120, 6
 REAL = torch.arange(LENGTH) < torch.tensor([[LENGTH], [70]])

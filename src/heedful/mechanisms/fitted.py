@@ -84,6 +84,7 @@ class FittedPerformer(Performer):
         return self
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+        self._follow(q.device)
         if mask.keys is not None:
             k = k.masked_fill(~mask.keys[:, None, :, None], 0)
         x, y = self.stretched(q, k, scale)
