@@ -35,7 +35,7 @@ Layers = dict[str, list[Capture]]
 
 def main() -> None:
     warnings.filterwarnings("ignore", message="Performer's")
-    with threads(2):
+    with threads(1):
         fitted, judged = (captures(*source) for source in (("wikitext2/valid.txt", FITTED), ("wikitext2/test.txt", JUDGED)))
         errors = {name: {number: measure(name, number, fitted, judged) for number in NUMBERS} for name in METHODS}
         mean = [off(c.v.mean(-2, keepdim=True).expand_as(c.v), c) for calls in judged.values() for c in calls]

@@ -18,7 +18,7 @@ def main() -> None:
     asked.add_argument("name", nargs="*", choices=[[], *names()], help="which ones (all unless named)")
     asked.add_argument("--size", choices=SIZES, default="small")
     given = asked.parse_args()
-    with threads(2):
+    with threads(1):
         verdicts = [run(name, given.size, RESULTS) for name in given.name or names()]
     sys.exit(not all(verdicts))
 

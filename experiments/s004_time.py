@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from benchmarks.timing import Case, timings
 from heedful.mechanisms import Performer
 
-from .drawing import COLOURS, figure
+from .drawing import COLOURS, figure, mark
 
 DIM, FEATURES = 50, 100
 WRITTEN_OUT = 4096  # tokens; beyond, its L x L matrices take gigabytes
@@ -80,6 +80,7 @@ def draw(numbers: dict[str, Any], path: Path) -> None:
             axes.loglog(
                 numbers["lengths"][: len(seconds)], [s * 1e3 for s in seconds], "-o", color=colour, label=label, markersize=4
             )
+        mark(axes, numbers["lengths"])
         axes.set_xlabel("tokens")
         axes.set_ylabel("ms, forward and backward of one head")
         axes.set_title(f"R = {FEATURES}, d = {DIM}, CPU", fontsize=10)

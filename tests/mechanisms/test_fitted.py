@@ -11,6 +11,7 @@ from heedful.mechanisms.directions import sample
 from heedful.mechanisms.moments import Moments
 from heedful.mechanisms.proposals import PROPOSALS, balance
 
+pytestmark = pytest.mark.filterwarnings("ignore:Performer")
 proposals = pytest.mark.parametrize("proposal", PROPOSALS)
 HEADS, LENGTH, DIM = 3, 120, 6
 REAL = torch.arange(LENGTH) < torch.tensor([[LENGTH], [70]])
@@ -175,6 +176,15 @@ def test_bad_settings_and_captures_are_refused():
         FittedPerformer().fit([])
     with pytest.raises(ValueError, match="give those of one layer"):
         FittedPerformer().fit([call(), call(key_heads=1)])
+
+
+def test_a_fit_is_not_lost_to_another_number_of_heads():
+    fitted, fresh = FittedPerformer(16).fit([call()]), FittedPerformer(16)
+    with pytest.raises(ValueError, match="fitted to 3 heads of 6 dims; fit a new one to 2 heads of 6 dims"):
+        fitted.prepare(2, DIM)
+    fresh.prepare(3, DIM)
+    fresh.prepare(2, DIM)
+    assert fresh.centre.shape == (2, DIM)
 
 
 def test_constant_keys_can_be_fitted_too():

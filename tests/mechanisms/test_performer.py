@@ -299,3 +299,22 @@ def test_torch_func_transforms_pass_through(mask):
     _, wanted, *_ = run(lambda *qkv: performer(*qkv, mask), q, k, v)
     assert found.shape == wanted.shape
     assert torch.isfinite(found).all()
+
+
+@quiet
+def test_decoding_shares_key_heads_and_keeps_half_precision_outside_only():
+    performer, q, (k, v) = Performer(32), torch.randn(2, 4, 90, 8), torch.randn(2, 2, 2, 90, 8)
+    wanted, state, parts = performer(q, k, v, Mask(causal=True)), None, []
+    for new in (slice(0, 70), slice(70, 71), slice(71, 90)):
+        out, state = performer.decode(*(t[:, :, new].half() for t in (q, k, v)), state)
+        parts.append(out)
+    assert state.sums.shape == (2, 2, 32, 9)
+    assert state.sums.dtype == torch.float32
+    assert parts[0].dtype == torch.float16
+    assert off(torch.cat(parts, 2), wanted) < 5e-3
+
+
+def test_decoding_refuses_a_negative_scale():
+    q, k, v = torch.randn(3, 1, 1, 5, 4) / 4
+    with pytest.raises(ValueError, match="scale"):
+        Performer(8).decode(q, k, v, scale=-1.0)

@@ -51,6 +51,9 @@ class FittedPerformer(Performer):
 
     def prepare(self, heads: int, head_dim: int) -> None:
         if self.centre is None or self.centre.shape != (heads, head_dim):
+            if self.centre is not None and bool(self.centre.any()):
+                was = f"{self.centre.shape[0]} heads of {self.centre.shape[1]} dims"
+                raise ValueError(f"this FittedPerformer was fitted to {was}; fit a new one to {heads} heads of {head_dim} dims.")
             one = torch.eye(head_dim, device="cpu").repeat(heads, 1, 1)
             self.centre = torch.zeros(heads, head_dim, device="cpu")  # of the keys
             self.stretch, self.shrink = one, one.clone()  # A, with x = A q, and its inverse
@@ -81,6 +84,7 @@ class FittedPerformer(Performer):
         return self
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+        self._follow(q.device)
         if mask.keys is not None:
             k = k.masked_fill(~mask.keys[:, None, :, None], 0)
         x, y = self.stretched(q, k, scale)

@@ -68,14 +68,14 @@ def looked(capture: Capture, pairs: int, source: Generator) -> tuple[tuple[Tenso
         y = y.masked_fill(~capture.mask.keys[:, None, :, None], 0)
     mass = attention(capture, x, y, rows)  # (batch, heads, rows, keys)
     told = mass.sum(-1)  # 1, or 0 where a query is padding or sees nothing
-    met = mass @ y
+    met, load = mass @ y, mass.sum(-2)
     sums = (
         told.sum((0, 2)),
-        torch.einsum("bhn,bhnd->hd", told, x),
+        (told[..., None] * x).sum((0, 2)),
         met.sum((0, 2)),
-        torch.einsum("bhn,bhnd,bhne->hde", told, x, x),
-        torch.einsum("bhn,bhnd,bhne->hde", mass.sum(-2), y, y),
-        torch.einsum("bhnd,bhne->hde", x, met),
+        ((told[..., None] * x).mT @ x).sum(0),
+        ((load[..., None] * y).mT @ y).sum(0),
+        (x.mT @ met).sum(0),
     )
     return sums, drawn(mass, x, y, pairs, source)
 

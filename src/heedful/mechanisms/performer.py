@@ -55,8 +55,7 @@ class Performer(Mechanism):
             self.projection = sample(self.directions, self.features, head_dim, self.seed)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
-        if self.projection.device != q.device:
-            self.projection = self.projection.to(q.device)
+        self._follow(q.device)
         self._look(q, k, mask, scale)
         if mask.causal:
             return favor_causal(q, k, v, self.projection, scale, mask.keys, mask.offset)
@@ -65,6 +64,7 @@ class Performer(Mechanism):
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, keys: Tensor | None, scale: float
     ) -> tuple[Tensor, FeatureState]:
+        self._follow(q.device)
         return read_on(lambda q, k: self.log_features(q, k, scale), (q, k, v), keys, state)  # type: ignore[arg-type]
 
     def log_features(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -78,6 +78,11 @@ class Performer(Mechanism):
         if scale < 0:
             raise ValueError(f"scale is {scale}; random features need one of at least 0 (1/sqrt(dim) is usual).")
         return scale**0.5
+
+    def _follow(self, device: torch.device) -> None:
+        for name, tensor in self._buffers.items():
+            if tensor is not None and tensor.device != device:
+                setattr(self, name, tensor.to(device))
 
     def _look(self, q: Tensor, k: Tensor, mask: Mask, scale: float) -> None:
         """Warn once where the features are too few for the norms; looks at few tokens of few calls."""

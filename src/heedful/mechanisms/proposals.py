@@ -26,7 +26,7 @@ def gaussian(noise: Tensor, sums: Tensor, axes: Tensor) -> Drawn:
     """Wider along the axes on which queries and keys add up to more; `axes` is the mean square of x + y along each.
 
     Along an axis of mean square m, the log of an estimate's second moment is least for a variance of 1 / (2 - t) with t as below.
-    Half of m does better: the errors that all keys of a query share cancel when the softmax divides.
+    Half of m is taken: the errors that all keys of a query share cancel when the softmax divides.
 
     Likhosherstov et al. 2023, Dense-Exponential Random Features.
     """
