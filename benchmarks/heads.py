@@ -95,7 +95,7 @@ def both_sizes(work: int) -> dict[str, Mechanism]:
     """Windows and chunks reach both ways."""
     return {
         "Clustered": Clustered(clusters=work // 2, exact=work // 2),
-        "Landmarks": Landmarks(landmarks=work // 2 - 4, chunk=work // 6),
+        "Landmarks": Landmarks(landmarks=work - work // 8 * 3 - 4, chunk=work // 8),
         "Local, 4 sinks": Local(window=work // 2 - 2, sinks=4),
         "Local": Local(window=work // 2),
         "Reformer": Reformer(rounds=2, chunk=work // 12, window=work // 6),
