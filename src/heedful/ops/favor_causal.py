@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 CHUNK = 64  # tokens whose pairs are spelled out
 SPAN = 16  # chunks taken in one step
+EVEN = 4  # columns of values come in fours: products with an odd number of columns take a fifth longer
 FAINT = 1e-18  # a denominator below this may have lost terms: its span is taken again in smaller chunks
 
 
@@ -74,13 +75,13 @@ def formula(q: Tensor, k: Tensor, v: Tensor, directions: Tensor, lows: Tensor) -
 
 
 class Span(NamedTuple):
-    """What the backward pass needs of some chunks taken together."""
+    """What the backward pass needs of some chunks taken together; (many, count) are flat where it says pieces."""
 
-    asked: Tensor  # query features (many, chunks, chunk * group, features)
-    kept: Tensor  # key features (many, chunks, chunk, features), relative to the maxima at their chunk's end
-    weights: Tensor  # within the chunk (many, chunks, chunk * group, chunk)
-    states: Tensor  # before each chunk (many, chunks, features, width + 1)
-    carries: Tensor  # what chunk i finds left of what came in and of each chunk (many, features, chunks, 1 + chunks)
+    asked: Tensor  # query features (pieces, chunk * group, features)
+    kept: Tensor  # key features (pieces, chunk, features), relative to the maxima at their chunk's end
+    weights: Tensor  # within the chunk (pieces, chunk * group, chunk)
+    states: Tensor  # before each chunk (pieces, features, width)
+    carries: Tensor  # what chunk i finds left of what came in and of each chunk (many, features, count, 1 + count)
 
 
 class CausalFavor(torch.autograd.Function):
@@ -88,7 +89,8 @@ class CausalFavor(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, directions, lows, scale):
-        values = F.pad(v, (0, 1), value=1.0)
+        width = v.shape[-1]
+        values = widened(v, v.new_ones(1, 1, 1).expand(*v.shape[:2], 1))  # the ones sum the weights
         state = values.new_zeros(len(v), len(directions), values.shape[-1])
         highest = values.new_full((len(v), len(directions)), NOWHERE)
         sums = values.new_empty(*q.shape[:3], values.shape[-1])
@@ -97,15 +99,15 @@ class CausalFavor(torch.autograd.Function):
         while todo:
             here, chunk = todo.pop()
             span, found, after = walk(q[:, here], k[:, here], values[:, here], lows[:, here], directions, (state, highest), chunk)
-            if chunk > 1 and bool(((found[..., -1] < FAINT) & ~blind[:, here]).any()):
+            if chunk > 1 and bool(((found[..., width] < FAINT) & ~blind[:, here]).any()):
                 todo += cut(here.start, here.stop, max(1, chunk // 8))[::-1]
                 continue
             sums[:, here], (state, highest) = found, after
             pieces.append(here)
             spans.append(span)
-        total = sums[..., -1:]
+        total = sums[..., width, None]
         total = total.masked_fill(total == 0, 1)
-        out = sums[..., :-1] / total
+        out = sums[..., :width] / total
         ctx.save_for_backward(q, k, v, directions, lows, values, total, out, *(t for span in spans for t in span))
         ctx.pieces, ctx.scale = pieces, scale
         return out
@@ -116,21 +118,25 @@ class CausalFavor(torch.autograd.Function):
         q, k, v, directions, lows, values, total, out, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():
             return differentiable(formula, (q, k, v, directions, lows), ctx.scale, grad)
-        width, size = out.shape[-1], len(Span._fields)
-        grad = torch.cat([grad, -(grad * out).sum(-1, keepdim=True)], -1) / total  # of the sums
-        grad_q, grad_k, grad_v = (
-            grad.new_empty(*out.shape[:3], k.shape[-1]),
-            torch.empty_like(k),
-            torch.empty_like(values[..., :width]),
-        )
-        grad_state = grad.new_zeros(len(k), len(directions), width + 1)
+        width, size, along = out.shape[-1], len(Span._fields), directions.expand(len(k), -1, -1)
+        delta = (grad * out).sum(-1, keepdim=True).neg_()
+        grad = widened(grad, delta).div_(total)  # of the sums
+        grad_q, grad_k, grad_v = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
+        grad_state = grad.new_zeros(len(k), len(directions), values.shape[-1])
         for number, here in reversed(list(enumerate(ctx.pieces))):
             span = Span(*saved[number * size : (number + 1) * size])
             to_q, to_k, to_v, grad_state = walk_back(span, grad[:, here], values[:, here], grad_state)
-            grad_q[:, here] = (to_q @ directions).view_as(grad_q[:, here])
-            grad_k[:, here] = to_k @ directions - ctx.scale * k[:, here] * to_k.sum(-1, keepdim=True)
-            grad_v[:, here] = to_v
+            torch.bmm(to_q, along, out=grad_q[:, here].flatten(1, 2))
+            torch.bmm(to_k, along, out=grad_k[:, here])
+            grad_k[:, here].addcmul_(k[:, here], to_k.sum(-1, keepdim=True), value=-ctx.scale)
+            grad_v[:, here] = to_v[..., :width]
         return grad_q, grad_k, grad_v, None, None, None
+
+
+def widened(rows: Tensor, last: Tensor) -> Tensor:
+    """One more column, and zeros up to a multiple of EVEN."""
+    rest = last.new_zeros(*last.shape[:-1], -(rows.shape[-1] + 1) % EVEN)
+    return torch.cat([rows, last, rest], -1)
 
 
 def cut(start: int, stop: int, chunk: int) -> list[tuple[slice, int]]:
@@ -148,38 +154,36 @@ def walk(
     count, across = tokens // chunk, directions.mT
     logits = torch.baddbmm(lows[..., None], k, across.expand(many, -1, -1)).view(many, count, chunk, -1)
     levels = torch.cat([highest[:, None], logits.amax(2)], 1).cummax(1).values  # (many, 1 + count, features)
-    kept = logits.sub_(levels[:, 1:, None]).exp_()
-    values = values.unflatten(1, (count, chunk))
-    own = kept.mT @ values  # (many, count, features, width + 1)
+    kept = logits.sub_(levels[:, 1:, None]).exp_().flatten(0, 1)
+    values = values.reshape(many * count, chunk, -1)
+    own = torch.bmm(kept.mT, values).unflatten(0, (many, count))
     steps = levels.mT.contiguous()  # (many, features, 1 + count)
-    ladder = steps[..., None, :] - steps[..., 1:, None]
-    later = torch.ones(count, count + 1, dtype=torch.bool, device=q.device).triu_(1)
-    carries = ladder.masked_fill_(later, -torch.inf).exp_()
-    states = (carries @ torch.cat([state[:, None], own], 1).transpose(1, 2)).transpose(1, 2)  # (many, count, features, width + 1)
-    base = levels[:, 1:].reshape(many * count, 1, -1)
-    asked = torch.baddbmm(base, q.reshape(many * count, chunk * group, dim), across.expand(many * count, -1, -1))
-    asked = asked.sub_(asked.amax(-1, keepdim=True)).exp_().view(many, count, chunk * group, -1)
-    weights = (asked @ kept.mT).mul_(_past(chunk, group, asked))
-    sums = (asked @ states).add_(weights @ values).view(many, tokens, group, -1)
-    return Span(asked, kept, weights, states, carries), sums, (states[:, -1] + own[:, -1], levels[:, -1])
+    carries = (steps[..., None, :] - steps[..., 1:, None]).exp_().tril_()
+    states = (carries @ torch.cat([state[:, None], own], 1).transpose(1, 2)).transpose(1, 2)  # (many, count, features, width)
+    after = states[:, -1] + own[:, -1], levels[:, -1]
+    states, base = states.flatten(0, 1), levels[:, 1:].reshape(many * count, 1, -1)
+    asked = torch.baddbmm(base, q.reshape(many * count, chunk * group, dim), across.expand(many * count, -1, -1)).softmax(-1)
+    weights = torch.bmm(asked, kept.mT).mul_(_past(chunk, group, asked))
+    sums = torch.bmm(asked, states).baddbmm_(weights, values).view(many, tokens, group, -1)
+    return Span(asked, kept, weights, states, carries), sums, after
 
 
 def walk_back(span: Span, grad: Tensor, values: Tensor, grad_state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of the queries' logits, the keys' logits, the values and the state before the span."""
     asked, kept, weights, states, carries = span
-    many, count, rows, _ = asked.shape
-    chunk = kept.shape[2]
-    grad, values = grad.reshape(many, count, rows, -1), values.unflatten(1, (count, chunk))
-    found = asked.mT @ grad  # of the states (many, count, features, width + 1)
+    (pieces, rows, _), chunk, many = asked.shape, kept.shape[1], len(grad)
+    grad, values = grad.reshape(pieces, rows, -1), values.reshape(pieces, chunk, -1)
+    found = torch.bmm(asked.mT, grad).unflatten(0, (many, -1))  # of the states (many, count, features, width)
     found[:, -1] += grad_state
     behind = (carries.mT @ found.transpose(1, 2)).transpose(1, 2)  # of the state before the span, then of each chunk's own
-    own = behind[:, 1:]
-    own[:, -1] += grad_state
-    pairs = (grad @ values.mT).mul_(_past(chunk, rows // chunk, asked))
-    to_q = (grad @ states.mT).add_(pairs @ kept).mul_(asked)
-    to_k = (values @ own.mT).add_(pairs.mT @ asked).mul_(kept)
-    to_v = (weights.mT @ grad).add_(kept @ own)[..., :-1]
-    return to_q.flatten(1, 2), to_k.flatten(1, 2), to_v.flatten(1, 2), behind[:, 0]
+    behind[:, -1] += grad_state
+    own = behind[:, 1:].flatten(0, 1)
+    pairs = torch.bmm(grad, values.mT).mul_(_past(chunk, rows // chunk, asked))
+    to_q = torch.bmm(grad, states.mT).baddbmm_(pairs, kept).mul_(asked)
+    to_k = torch.bmm(values, own.mT).baddbmm_(pairs.mT, asked).mul_(kept)
+    to_v = torch.bmm(weights.mT, grad).baddbmm_(kept, own)
+    to_q, to_k, to_v = (t.view(many, -1, t.shape[-1]) for t in (to_q, to_k, to_v))
+    return to_q, to_k, to_v, behind[:, 0]
 
 
 def _past(chunk: int, group: int, like: Tensor) -> Tensor:
