@@ -20,7 +20,7 @@ from heedful.huggingface import attention_modules
 from heedful.mechanisms import ALL, Mechanism
 
 from .real import data, smollm2
-from .timing import Timing, _timing, table, threads, write
+from .timing import Timing, table, threads, timing_of, write
 
 THREADS, WRITTEN = 1, 64
 PROMPTS = (512, 2048)
@@ -98,7 +98,7 @@ def figures(model: nn.Module, prompt: Tensor, way: Way) -> dict[str, Any]:
     hd.unswap(model)
     return {
         "seconds_prompt": way.seconds[0],
-        "seconds_per_token": _timing(way.seconds[1:]),
+        "seconds_per_token": timing_of(way.seconds[1:]),
         "bytes_after_prompt": way.bytes[0],
         "bytes_after_writing": way.bytes[-1],
         "equal": bool((again.argmax(-1) == torch.cat(way.tokens, 1)).all()),

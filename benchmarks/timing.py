@@ -12,9 +12,22 @@ from typing import Any
 
 import torch
 
-from heedful.measuring import Case, Timing, machine, peak_memory, threads, timings
+from heedful.measuring import Case, Timing, machine, peak_memory, threads, timing_of, timings
 
-__all__ = ["INSTALL", "RESULTS", "Case", "Timing", "machine", "peak_memory", "peer", "table", "threads", "timings", "write"]
+__all__ = [
+    "INSTALL",
+    "RESULTS",
+    "Case",
+    "Timing",
+    "machine",
+    "peak_memory",
+    "peer",
+    "table",
+    "threads",
+    "timing_of",
+    "timings",
+    "write",
+]
 
 RESULTS = Path(__file__).parent / "results"
 INSTALL = "PIP_CONSTRAINT=constraints.txt .venv/bin/python -m pip install --no-deps -r benchmarks/requirements.txt"

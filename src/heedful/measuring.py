@@ -61,7 +61,7 @@ def rounds_of(cases: dict[str, Case], repeats: dict[str, int], rounds: int, budg
             break
         for name in list(cases)[:: 1 if number % 2 == 0 else -1]:
             taken[name].append(seconds_of(cases[name], repeats[name]))
-    return {name: _timing(seconds) for name, seconds in taken.items()}
+    return {name: timing_of(seconds) for name, seconds in taken.items()}
 
 
 def _repeats(case: Case) -> int:
@@ -84,7 +84,7 @@ def seconds_of(case: Case, repeats: int = 1) -> float:
     return (clock() - start) / repeats
 
 
-def _timing(seconds: list[float]) -> Timing:
+def timing_of(seconds: list[float]) -> Timing:
     low, median, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
     return Timing(median, low, high, len(seconds))
 
