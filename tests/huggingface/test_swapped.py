@@ -1,6 +1,7 @@
 """A swapped model runs from tokens to gradients with every mechanism, or refuses with the name of one that would do."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -69,9 +70,8 @@ def test_it_runs_and_learns_or_refuses_by_name(kind, name):
 def test_what_the_refusal_names_does_run(kind, name):
     if NEEDS[name] <= kind.supports:
         return
-    other, settings = kind.instead.split("(", 1)
-    settings = dict(part.split("=") for part in settings.rstrip(")").split(",") if part.strip())
-    instead = from_settings(other, {key.strip(): json.loads(value) for key, value in settings.items()})
+    other, settings = re.findall(r"(\w+)\((.*?)\)", kind.instead)[0]
+    instead = from_settings(other, {key: json.loads(value) for key, value in re.findall(r"(\w+)=([^,]+)", settings)})
     model = BY_NAME[name].build()
     hd.swap(model, dict.fromkeys(attention_modules(model), instead))
     assert torch.isfinite(output(model, texts())[0]).all()
