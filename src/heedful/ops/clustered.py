@@ -34,6 +34,8 @@ class Plan(NamedTuple):
     chosen: Bool[Tensor, "many groups clusters"]  # read key by key
     picked: Int[Tensor, "many groups exact"]  # those keys
     real: Bool[Tensor, "many groups exact"]  # whether there is such a key
+    centres: Float[Tensor, "many clusters dim"]  # mean keys, in float32
+    weights: Float[Tensor, "many clusters"]
 
 
 def clustered(
@@ -99,7 +101,7 @@ def choose_clusters(q: Tensor, k: Tensor, work: Work, scale: float, counts: Tens
     order = label.argsort(dim=-1, stable=True)
     start = (sizes.cumsum(-1) - sizes)[:, None].expand_as(scores).gather(-1, leaf)
     place = (start + offset).masked_fill(~real, 0)
-    return Plan(label, sizes, chosen, order[:, None].expand(-1, place.shape[1], -1).gather(-1, place), real)
+    return Plan(label, sizes, chosen, order[:, None].expand(-1, place.shape[1], -1).gather(-1, place), real, centres, weights)
 
 
 def moment(q: Tensor, counts: Tensor | None) -> Tensor:
@@ -124,7 +126,10 @@ def spend(scores: Tensor, sizes: Tensor, budget: int) -> tuple[Tensor, Tensor, T
 
 def averages(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, counts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Each cluster's mean key, mean value and log-weight."""
-    centres, means = (cluster_means(t, plan.label, plan.sizes) for t in (k, v))
+    means = cluster_means(v, plan.label, plan.sizes)
+    if k.dtype == torch.float32 and not (torch.is_grad_enabled() and (k.requires_grad or q.requires_grad)):
+        return plan.centres, means, plan.weights  # the same, computed already
+    centres = cluster_means(k, plan.label, plan.sizes)
     return centres, means, _weights(k, centres, plan.label, plan.sizes, moment(q, counts), scale)
 
 
