@@ -140,3 +140,10 @@ def test_settings_that_make_no_sense_are_refused(settings):
 def test_a_negative_scale_is_refused():
     with pytest.raises(ValueError, match="scale is -1"):
         Landmarks(**SETTINGS)(*tensors(), scale=-1.0)
+
+
+def test_the_last_query_alone_may_come_without_a_causal_mask():
+    q, k, v = tensors()  # as the seam hands over one token behind a cache
+    whole = trained()
+    last = whole(q[:, :, -1:], k, v, Mask(offset=44))
+    assert torch.allclose(last, whole(q, k, v, Mask(causal=True))[:, :, -1:])

@@ -120,7 +120,7 @@ def lesson(capture: Capture, landmarks: Landmarks) -> Lesson:
 def losses(landmarks: Landmarks, given: Lesson, source: Generator | None = None) -> Float[Tensor, " heads"]:
     """The squared output error of each head, relative to its output; over some chunks of queries if a source of chance is given."""
     chunk, t, learned = landmarks.chunk, given.tokens, landmarks.learned
-    held = elsewhere(shared_out(t.k, t.v, given.counted, learned, chunk), given.causal)
+    (held,) = elsewhere([shared_out(t.k, t.v, given.counted, learned, chunk)], given.causal)
     picked = slice(None) if source is None else torch.randperm(held.shape[2], generator=source)[: max(1, QUERIES // chunk)]
     q, (out, lse), real = t.q.unflatten(2, (-1, chunk))[:, :, picked], given.near, given.real[:, picked]
     out, _ = merge((out[:, :, picked], lse[:, :, picked]), far(q, held[:, :, picked], learned, t.v.shape[-1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from .merge import Part, merge
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
+SPAN = 512  # tokens that look at landmarks in one step, so that what lies between stays small
 FAINT = 1e-30  # a landmark that holds less than that much of a key holds none
 
 
@@ -53,9 +55,11 @@ def landmarks(t: Tokens, learned: Learned, chunk: int, sinks: int, causal: bool)
     queries, width = t.q.shape[2], t.v.shape[-1]
     t = padded(t, -(-max(queries, t.k.shape[2]) // chunk) * chunk)
     part, counted = nearby(t, chunk, sinks, causal)
-    held = elsewhere(shared_out(t.k, t.v, counted, learned, chunk), causal)
-    out, _ = merge(part, far(t.q.unflatten(2, (-1, chunk)), held, learned, width))
-    return out.flatten(2, 3)[:, :, :queries]
+    step = max(1, SPAN // chunk)  # split, not sliced: the backward pass of many slices is quadratic
+    held = elsewhere(shared_out(t.k, t.v, counted, learned, chunk).split(step, 2), causal)
+    pieces = *(x.split(step, 2) for x in (*part, t.q.unflatten(2, (-1, chunk)))), held
+    out = [merge((out, lse), far(q, h, learned, width))[0] for out, lse, q, h in zip(*pieces, strict=True)]
+    return torch.cat(out, 2).flatten(2, 3)[:, :, :queries]
 
 
 def nearby(t: Tokens, chunk: int, sinks: int, causal: bool) -> tuple[Part, Bool[Tensor, "batch keys"]]:
@@ -67,13 +71,21 @@ def nearby(t: Tokens, chunk: int, sinks: int, causal: bool) -> tuple[Part, Bool[
     return near(t.q.unflatten(2, (chunks, chunk)), t._replace(real=counted), first, counts, causal), counted
 
 
-def elsewhere(sums: Tensor, causal: bool) -> Tensor:
-    """For each chunk the sums of all that are not beside it; in the causal form, of those before."""
-    blank = torch.zeros_like(sums[:, :, :1])
-    behind = torch.cat([blank, blank, sums.cumsum(2)], 2)[:, :, : sums.shape[2]]
+def elsewhere(sums: Sequence[Tensor], causal: bool) -> Iterator[Tensor]:
+    """For each chunk the sums of all that are not beside it, in the causal form of those before; in pieces as the sums are."""
     if causal:
-        return behind
-    return behind + torch.cat([sums.flip(2).cumsum(2).flip(2), blank, blank], 2)[:, :, 2:]
+        return behind(sums)
+    ahead = [held.flip(2) for held in behind([piece.flip(2) for piece in reversed(sums)])]
+    return (one + other for one, other in zip(behind(sums), reversed(ahead), strict=True))
+
+
+def behind(sums: Sequence[Tensor]) -> Iterator[Tensor]:
+    """For each chunk the sums of all before the one before it: adding up alone, so that nothing cancels."""
+    start = last = torch.zeros_like(sums[0][:, :, :1])
+    for piece in sums:
+        running = torch.cat([start, last, piece], 2).cumsum(2)
+        yield running[:, :, :-2]
+        start, last = running[:, :, -2:-1], piece[:, :, -1:]
 
 
 def tokens(q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, scale: float) -> Tokens:

@@ -41,9 +41,9 @@ def nothing(t: Tokens, learned: Learned, sinks: int) -> Held:
 def read(t: Tokens, learned: Learned, chunk: int, state: Held) -> tuple[Float[Tensor, "batch heads queries width"], Held]:
     """Read many tokens on from a state: what each sees, and the state behind them."""
     step, parts = max(1, SPAN // chunk) * chunk, []
-    for start in range(0, t.q.shape[2], step):
-        here = slice(start, start + step)
-        out, state = _step(Tokens(t.q[:, :, here], t.k[:, :, here], t.v[:, :, here], t.real[:, here]), learned, chunk, state)
+    pieces = (x.split(step, -2) for x in t[:3])  # split, not sliced: the backward pass of many slices is quadratic
+    for q, k, v, real in zip(*pieces, t.real.split(step, -1), strict=True):
+        out, state = _step(Tokens(q, k, v, real), learned, chunk, state)
         parts.append(out)
     return torch.cat(parts, 2), state
 
