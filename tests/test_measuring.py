@@ -75,3 +75,11 @@ def test_the_machine_has_no_name():
     import platform
 
     assert platform.node() not in map(str, machine().values())
+
+
+def test_a_deadline_leaves_gradients_as_they_were(monkeypatch):
+    now = iter([0.0, *[100.0] * 20])
+    monkeypatch.setattr("heedful.measuring.clock", lambda: next(now))
+    with pytest.raises(OutOfTime), Deadline(1.0), torch.no_grad():
+        torch.zeros(1)
+    assert torch.is_grad_enabled()

@@ -142,7 +142,7 @@ class OutOfTime(Exception):
 
 
 class Deadline(TorchFunctionMode):
-    """Inside this block torch raises `OutOfTime` at its first call after so many seconds.
+    """Inside this block torch raises `OutOfTime` at its first call after so many seconds; once, so that what must be undone still can be.
 
     >>> with Deadline(60.0):
     ...     torch.ones(2).sum().item()
@@ -151,10 +151,11 @@ class Deadline(TorchFunctionMode):
 
     def __init__(self, seconds: float):
         super().__init__()
-        self.end = clock() + seconds
+        self.end, self.over = clock() + seconds, False
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if clock() > self.end:
+        if not self.over and clock() > self.end and func is not torch._C._set_grad_enabled:  # no_grad must end as it began
+            self.over = True
             raise OutOfTime
         return func(*args, **(kwargs or {}))
 
