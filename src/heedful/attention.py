@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -73,13 +74,19 @@ class Mechanism(nn.Module):
     ) -> Tensor:
         """Attend; `scale` is 1/sqrt(dim) unless given, `extra` holds a soft cap `cap` and null logits `null` where the model has them."""
         check_shapes(q, k, v)
-        mask = EVERYTHING if mask is None else mask
-        mask.check(q.shape[-2], k.shape[-2])
+        mask = _mask(mask)
+        mask.check(q.shape[-2], k.shape[-2], q.shape[0])
         extra = {name: value for name, value in extra.items() if value is not None}
-        self.refuse(mask.demands | extra.keys() | ({"cross"} if q.shape[-2] != k.shape[-2] else set()))
+        if extra.keys() - {"cap", "null"}:
+            raise TypeError(f"attention takes cap and null beside its mask and scale, not {', '.join(sorted(extra))}.")
+        across = mask.cross or q.shape[-2] != k.shape[-2]
+        self.refuse(mask.demands | extra.keys() | ({"cross"} if across else set()))
+        if min(q.numel(), v.numel()) == 0:
+            return v.new_zeros(*q.shape[:3], v.shape[-1]) + sum(t[..., :0].sum() for t in (q, k, v))  # still of the graph
         k, v = self._spread(q, k, v)
-        self.prepare(q.shape[1], q.shape[-1])
-        return self.attend(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale, **extra)
+        with _own_precision(q):
+            self._prepared(q)
+            return self.attend(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale, **extra)
 
     @torch.no_grad()
     def decode(
@@ -93,9 +100,18 @@ class Mechanism(nn.Module):
         self.refuse({"causal", "state"} | ({"keys"} if keys is not None else set()))
         if q.shape[-2] != k.shape[-2]:
             raise ValueError(f"decoding needs one key for each new query; got {q.shape[-2]} queries and {k.shape[-2]} keys.")
+        if keys is not None:
+            Mask(keys=keys).check(q.shape[-2], k.shape[-2], q.shape[0])
+            keys = keys.expand(q.shape[0], -1)
         k, v = self._spread(q, k, v)
-        self.prepare(q.shape[1], q.shape[-1])
-        return self.advance(q, k, v, state, keys, q.shape[-1] ** -0.5 if scale is None else scale)
+        with _own_precision(q):
+            self._prepared(q)
+            return self.advance(q, k, v, state, keys, q.shape[-1] ** -0.5 if scale is None else scale)
+
+    def _prepared(self, q: Tensor) -> None:
+        """Have the tensors made, so that they can learn later whatever the mode is now."""
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+            self.prepare(q.shape[1], q.shape[-1])
 
     def _spread(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Shared key heads as one for each query head, unless the formula takes them as they are."""
@@ -108,8 +124,9 @@ class Mechanism(nn.Module):
         """Raise `Unsupported` where a call demands more than is declared."""
         beyond = sorted(demands - self.supports)
         if beyond:
-            name = type(self).__name__
-            raise Unsupported(f"{name} cannot honour {', '.join(DEMANDS[b] for b in beyond)}; use {self.instead} for this call.")
+            instead = STATEFUL if "state" in beyond else self.instead
+            what = ", ".join(DEMANDS[b] for b in beyond)
+            raise Unsupported(f"{type(self).__name__} cannot honour {what}; use {instead} for this call.")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -122,6 +139,23 @@ class Mechanism(nn.Module):
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}  # type: ignore[arg-type]
 
 
+def _mask(given: Any) -> Mask:
+    if given is None:
+        return EVERYTHING
+    if not isinstance(given, Mask):
+        raise TypeError(
+            f"a mask is a heedful.Mask, not a {type(given).__name__}; say Mask(causal=True), Mask(keys=...) or Mask(bias=...)."
+        )
+    return given
+
+
+def _own_precision(q: Tensor) -> Any:
+    """Formulas choose their precision by themselves, so autocast is off inside."""
+    kind = q.device.type
+    return torch.autocast(kind, enabled=False) if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind) else nullcontext()
+
+
+STATEFUL = "Local()"  # decodes by a state under any causal mask
 DEMANDS = {
     "causal": "a causal mask",
     "keys": "key padding",
@@ -130,7 +164,7 @@ DEMANDS = {
     "segments": "packed texts",
     "bias": "an additive bias on the logits",
     "rule": "a mask rule of the model's own",
-    "cross": "more keys than queries or fewer",
+    "cross": "keys of other tokens than the queries",
     "cap": "a soft cap on the logits",
     "null": "null logits that take mass to no key",
     "state": "decoding from a state",

@@ -44,7 +44,7 @@ class Look:
     def call(self, capture: Capture) -> None:
         """Count one attention call."""
         queries = (_stack(capture.layer), capture.q.shape[-2])
-        cross = capture.q.shape[-2] != capture.k.shape[-2] and capture.mask.offset == 0
+        cross = capture.mask.cross or (capture.q.shape[-2] != capture.k.shape[-2] and capture.mask.offset == 0)
         if capture.real is None and queries in self._real:  # cross attention: its queries are those of the block's own attention
             capture = dataclasses.replace(capture, real=self._real[queries])
         self._real.setdefault(queries, capture.real)

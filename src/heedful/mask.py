@@ -41,6 +41,7 @@ class Mask:
     bias: Float[Tensor, "batch heads queries keys"] | None = None  # added to the logits
     offset: int = 0  # position of the first query among the keys (decoding with a cache)
     rule: Rule | None = None  # any other rule, asked tile by tile
+    cross: bool = False  # the queries are other tokens than the keys, however many there are of both
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
@@ -53,6 +54,13 @@ class Mask:
             raise ValueError(f"keys must be a boolean (batch, keys) tensor, True where a key is real; got {_shape(self.keys)}.")
         if self.segments is not None and self.segments.ndim != 2:
             raise ValueError(f"segments must be a (batch, keys) tensor of text numbers; got {_shape(self.segments)}.")
+        if self.bias is not None and not self.bias.is_floating_point():
+            raise ValueError(
+                f"bias is added to the logits, but a {_shape(self.bias)} tensor was given; of a boolean mask make "
+                "torch.zeros(mask.shape).masked_fill(~mask, -torch.inf), or give keys=."
+            )
+        if self.window is not None and not isinstance(self.window, int):
+            raise ValueError(f"a window is a whole number of tokens; got {self.window!r}.")
         if self.bias is not None and self.bias.ndim != 4:
             raise ValueError(f"bias must be a (batch, heads, queries, keys) tensor; got {_shape(self.bias)}.")
 
@@ -63,7 +71,7 @@ class Mask:
         >>> sorted(Mask(causal=True, window=8).demands)
         ['causal', 'window']
         """
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "offset"}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("offset", "cross")}
         return frozenset(name for name, value in values.items() if isinstance(value, Tensor) or value)
 
     def to(self, device: torch.device | str) -> Mask:
@@ -87,8 +95,18 @@ class Mask:
             parts["rule"] = Rule(lambda batch, *rest: sees(batch + entry, *rest))
         return replace(self, **parts)
 
-    def check(self, queries: int, keys: int) -> None:
-        """Refuse tensors of another length than the call's."""
+    def same(self, queries: int, keys: int) -> bool:
+        """Whether the queries are the keys' own tokens, one for one."""
+        return queries == keys and not self.offset and not self.cross
+
+    def check(self, queries: int, keys: int, batch: int | None = None) -> None:
+        """Refuse tensors of another length or batch than the call's."""
+        for name in ("keys", "segments", "bias"):
+            tensor = getattr(self, name)
+            if tensor is not None and batch is not None and len(tensor) not in (1, batch):
+                raise ValueError(
+                    f"mask.{name} speaks of {len(tensor)} texts but the call has {batch}; give one entry for each, or one for all."
+                )
         for name, tensor in (("keys", self.keys), ("segments", self.segments)):
             if tensor is not None and tensor.shape[-1] != keys:
                 raise ValueError(f"mask.{name} speaks of {tensor.shape[-1]} keys but the call has {keys}; give one entry per key.")

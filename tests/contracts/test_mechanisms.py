@@ -30,6 +30,7 @@ SETTINGS = {
     "Clustered": {"clusters": 8, "exact": 16, "window": 8, "sinks": 2, "group": 4},
 }  # of those that do not take their defaults here
 APART = {"Linear": 0.3}  # from mean(v), for long q and k: its weights grow with their size, not with its exponential
+MIXING = ("Nystrom",)  # each query's answer depends on all queries
 BATCH, HEADS, LENGTH, DIM, WIDTH = 2, 4, 70, 12, 10
 REAL = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 23]])  # the second text is shorter
 LEFT = REAL.flip(-1)  # and here its padding comes first
@@ -193,6 +194,77 @@ def test_the_rest_of_the_batch_changes_nothing(kind, mask):
     assert off(mechanism(q[1:], k[1:], v[1:], replace(mask, **own)), whole[1:]) < 1e-5
 
 
+@pytest.mark.parametrize("kind", supporting("keys"))
+def test_one_padding_may_speak_for_all_texts(kind):
+    mechanism, (q, k, v) = build(kind), tensors()
+    one = REAL[1:]
+    assert off(mechanism(q, k, v, Mask(keys=one)), mechanism(q, k, v, Mask(keys=one.expand(BATCH, -1)))) < 1e-5
+    with pytest.raises(ValueError, match="3 texts but the call has 2"):
+        mechanism(q, k, v, Mask(keys=REAL.new_ones(3, LENGTH)))
+
+
+@pytest.mark.parametrize("kind", supporting("keys", "cross"))
+def test_queries_of_another_text_are_not_silenced_by_the_keys_padding(kind):
+    mechanism, (q, k, v) = build(kind), tensors()
+    same_size = mechanism(q, k, v, Mask(keys=REAL, cross=True))
+    longer = mechanism(torch.cat([q, q[:, :, :1]], 2), k, v, Mask(keys=REAL))[:, :, :LENGTH]
+    assert (same_size != 0).all()
+    if kind.__name__ not in MIXING:
+        assert off(same_size, longer) < 1e-5
+
+
+@pytest.mark.parametrize("kind", named(m for m in ALL if "keys" in m.supports and "cross" not in m.supports))
+def test_another_text_of_the_same_length_is_refused_too(kind):
+    with pytest.raises(Unsupported, match="keys of other tokens"):
+        build(kind)(*tensors(), Mask(keys=REAL, cross=True))
+
+
+@pytest.mark.parametrize("mask", [pytest.param(MASKS[n], id=n) for n in ("no mask", "causal")])
+@every
+def test_autocast_does_not_change_how_a_formula_is_computed(kind, mask):
+    if not mask.demands <= kind.supports:
+        return
+    mechanism, given = build(kind), [t.bfloat16() for t in tensors()]
+
+    def mixed(q, k, v):
+        with torch.autocast("cpu", torch.bfloat16):
+            return mechanism(q, k, v, mask)
+
+    assert torch.equal(mixed(*given), mechanism(*given, mask))
+    for one, other in zip(gradients(mixed, *given), gradients(lambda q, k, v: mechanism(q, k, v, mask), *given), strict=True):
+        assert torch.equal(one, other)
+
+
+@every
+def test_what_is_made_in_inference_mode_can_be_trained_and_loaded(kind):
+    mechanism, (q, k, v) = build(kind), tensors()
+    with torch.inference_mode():
+        mechanism(q, k, v)
+    assert not any(t.is_inference() for t in mechanism.state_dict().values())
+    gradients(mechanism, q, k, v)
+    mechanism.load_state_dict(mechanism.state_dict())
+
+
+@every
+def test_nothing_comes_of_nothing(kind):
+    for sizes in ((0, 5), (5, 0)):
+        if sizes[0] == sizes[1] or "cross" in kind.supports:
+            out = build(kind)(*(t.requires_grad_() for t in tensors(*sizes)))
+            assert out.shape == (BATCH, HEADS, sizes[0], WIDTH)
+            assert (out == 0).all()
+            out.sum().backward()
+    q, k, v = tensors()
+    assert build(kind)(q[:0], k[:0], v[:0]).shape == (0, HEADS, LENGTH, WIDTH)
+
+
+@every
+def test_what_is_no_mask_is_refused(kind):
+    with pytest.raises(TypeError, match=r"Mask\(causal=True\)"):
+        build(kind)(*tensors(), torch.ones(LENGTH, LENGTH, dtype=torch.bool))
+    with pytest.raises(TypeError, match="not dropout"):
+        build(kind)(*tensors(), dropout=0.1)
+
+
 @every
 def test_other_heads_change_nothing(kind):
     mechanism, (q, k, v) = build(kind), tensors()
@@ -346,14 +418,16 @@ def test_preparing_twice_changes_nothing(kind):
 def test_what_is_not_declared_is_refused_with_the_alternative(kind, demand):
     q, k, v = tensors(keys=LENGTH + 1 if demand == "cross" else LENGTH)
     if demand == "state":
-        with pytest.raises(Unsupported, match=DEMANDS["causal"] if "causal" not in kind.supports else DEMANDS["state"]):
+        with pytest.raises(Unsupported, match=r"use (Local|Softmax)\("):
             build(kind).decode(q, k, v)
         return
     masks = [m for m in MASKS.values() if demand in m.demands]
     with pytest.raises(Unsupported) as refusal:
         build(kind)(q, k, v, masks[0] if masks else None, **EXTRAS.get(demand, {}))
     assert DEMANDS[demand] in str(refusal.value)
-    assert kind.instead in str(refusal.value)
+    named = [m for m in ALL if f"use {m.__name__}(" in str(refusal.value)]
+    assert named
+    assert all(demand in m.supports for m in named)
 
 
 @every

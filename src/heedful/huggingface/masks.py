@@ -42,7 +42,7 @@ def translate(function: Callable, span: Span, vmapped: bool = False) -> Mask:
     """The Mask that a mask function of transformers means; what is not recognised is asked tile by tile.
 
     >>> translate(masking_utils.sliding_window_causal_mask_function(3), Span(1, 8, 8))
-    Mask(causal=True, keys=None, window=3, sinks=0, segments=None, bias=None, offset=0, rule=None)
+    Mask(causal=True, keys=None, window=3, sinks=0, segments=None, bias=None, offset=0, rule=None, cross=False)
     """
     atoms = list(_resolved(list(_atoms(function))))
     mask, rest = Mask(causal=any(kind == "causal" for kind, _, _ in atoms), offset=span.offset), []

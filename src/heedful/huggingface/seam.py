@@ -174,7 +174,8 @@ def read_call(
     q = q.expand(k.shape[0], -1, -1, -1) if q.shape[0] == 1 else q  # learned queries
     mask = mask_of_call(module, q, k, given, *(kwargs.get(word) for word in ("is_causal", "position_bias", "sliding_window")))
     scale = float(q.shape[-1] ** -0.5 if scaling is None else scaling)
-    real = None if is_cross(name, module, q, k, mask) else mask.real(q.shape[-2])
+    mask = replace(mask, cross=True) if is_cross(name, module, q, k, mask) else mask
+    real = None if mask.cross else mask.real(q.shape[-2])
     return Capture(name, q, k, v, mask, scale, kwargs.get("softcap"), kwargs.get("s_aux"), real=real)
 
 

@@ -48,7 +48,7 @@ class Nystrom(Mechanism):
             y, values = (t.masked_fill(~mask.keys[:, None, :, None], 0) for t in (y, values))
         if min(q.shape[-2], k.shape[-2]) <= self.landmarks:
             return hop(x, y, values, mask=mask, scale=scale)[0].to(v.dtype)
-        same = mask.keys is not None and q.shape[-2] == k.shape[-2]  # tokens that attend to themselves
+        same = mask.keys is not None and mask.same(q.shape[-2], k.shape[-2])  # tokens that attend to themselves
         asked = segment_means(x, mask.keys if same else None, self.landmarks)
         kept = segment_means(y, mask.keys, self.landmarks)
         out = self._three_hops((x, y, values), (asked, kept), mask, scale)

@@ -80,9 +80,10 @@ class Performer(Mechanism):
         return scale**0.5
 
     def _follow(self, device: torch.device) -> None:
-        for name, tensor in self._buffers.items():
-            if tensor is not None and tensor.device != device:
-                setattr(self, name, tensor.to(device))
+        with torch.inference_mode(False):
+            for name, tensor in self._buffers.items():
+                if tensor is not None and tensor.device != device:
+                    setattr(self, name, tensor.to(device))
 
     def _look(self, q: Tensor, k: Tensor, mask: Mask, scale: float) -> None:
         """Warn once where the features are too few for the norms; looks at few tokens of few calls."""

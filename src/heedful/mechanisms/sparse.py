@@ -63,7 +63,7 @@ class Sparse(Mechanism):
             return v.new_zeros(*q.shape[:3], v.shape[-1])
         if is_plain():
             return self._spelled(q, k, v, mask, scale)
-        if mask.offset or q.shape[2] != k.shape[2]:
+        if not mask.same(q.shape[2], k.shape[2]):
             return self._listed(q, k, v, mask, scale)
 
         def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ def _places(keys: Tensor, count: int, offset: int) -> Tensor:
 def _silenced(out: Tensor, mask: Mask, keys: int) -> Tensor:
     """0 where a query is padding; none is where queries and keys are different tokens."""
     queries = out.shape[2]
-    if mask.keys is None or not (mask.causal or (queries == keys and not mask.offset)):
+    if mask.keys is None or not (mask.causal or mask.same(queries, keys)):
         return out
     real = mask.keys[:, mask.offset : mask.offset + queries]
     real = torch.nn.functional.pad(real, (0, queries - real.shape[1]), value=True)
