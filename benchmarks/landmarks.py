@@ -164,18 +164,17 @@ def perplexity(reader: hd.Checkpoint, way: dict[str, Mechanism]) -> float:
 
 
 def shown(figures: dict[str, Any]) -> str:
+    """The tables, from the figures as measured or as read back from results/landmarks.json."""
     parts = []
     for name, works in figures["errors"].items():
         lines = [
-            [str(w), *(f"{row[way]['median']:.3f}" for way in WAYS), f"{row['minutes of fitting']:.1f}"]
-            for w, row in sorted(works.items())
+            [str(work), *(f"{row[way]['median']:.3f}" for way in WAYS), f"{row['minutes of fitting']:.1f}"]
+            for work, row in sorted(works.items(), key=lambda item: int(item[0]))
         ]
         parts.append(table(f"{name}: relative output error on {OTHER}, median over heads", ["work", *WAYS, "minutes"], lines))
     for name, works in figures["perplexity"].items():
-        lines = [
-            [str(w), *(f"{row.get(way, float('nan')):.2f}" for way in WAYS)]
-            for w, row in sorted((w, r) for w, r in works.items() if w != "exact")
-        ]
+        measured = sorted(((work, row) for work, row in works.items() if work != "exact"), key=lambda item: int(item[0]))
+        lines = [[str(work), *(f"{row.get(way, float('nan')):.2f}" for way in WAYS)] for work, row in measured]
         parts.append(table(f"{name}: perplexity on {READ} (exact: {works['exact']:.2f})", ["work", *WAYS], lines))
     return "\n\n".join(parts)
 
