@@ -38,6 +38,7 @@ class Mechanism(nn.Module):
     supports: ClassVar[frozenset[str]] = frozenset()
     instead: ClassVar[str] = "Softmax()"  # what the refusal names
     rival: ClassVar[bool] = True  # whether a bench sets it beside exact attention unasked
+    keeps_all: ClassVar[bool] = False  # whether its state keeps every key, and so grows with the text
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Mechanism:
         self = super().__new__(cls)

@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..attention import Mask, Mechanism
+from ..attention import Mask, Mechanism, State
 from ..ops.clustered import Work, clustered
 from ..ops.clustered_causal import Reach, clustered_causal
+from ..ops.clustered_state import New, Past, nothing, read
 
 
 @dataclass(eq=False)
@@ -18,7 +19,8 @@ class Clustered(Mechanism):
     """Attention over the means of clustered keys, and over the very keys of the clusters that a group of queries looks at most.
 
     Each key counts once: by itself or within its cluster's mean. A query reads clusters + exact keys; where the attention is causal,
-    its own window, the sinks, the exact keys and the clusters of few stretches of the past (clusters / 2 of each at most).
+    its own window, the sinks, the exact keys and the clusters of few stretches of the past (clusters / 2 of each at most). To decode,
+    its state keeps every key and value and so grows with the text, as an ordinary cache does; a new token reads only so many.
 
     >>> q, k = torch.randn(1, 2, 500, 16), torch.randn(1, 2, 20, 16).repeat(1, 1, 25, 1)  # keys of 20 kinds
     >>> k = k + 0.1 * torch.randn(1, 2, 500, 16)
@@ -36,7 +38,8 @@ class Clustered(Mechanism):
     group: int = 32  # neighbouring queries that choose their clusters together
     rounds: int = 1  # of Lloyd's algorithm
 
-    supports: ClassVar[frozenset[str]] = frozenset({"causal", "keys", "shared"})
+    supports: ClassVar[frozenset[str]] = frozenset({"causal", "keys", "shared", "state"})
+    keeps_all: ClassVar[bool] = True
 
     def __post_init__(self):
         for name, least in (("clusters", 2), ("exact", 1), ("window", 4), ("sinks", 0), ("group", 1), ("rounds", 0)):
@@ -51,14 +54,28 @@ class Clustered(Mechanism):
         q, k, v = (t.to(high) for t in (q, k, v))
         order = counts = None
         if mask.keys is not None:
-            keys = mask.keys.expand(len(q), -1)
-            order, counts = keys.logical_not().argsort(dim=-1, stable=True), keys.sum(-1)
+            order, counts = _real_first(mask.keys.expand(len(q), -1))
             q, k, v = (_first(t, order, counts) for t in (q, k, v))
         out = self._causal(q, k, v, scale) if mask.causal else self._everywhere(q, k, v, scale, counts)
-        if order is not None and counts is not None:
-            out = _first(out, torch.arange(q.shape[2], device=q.device).expand_as(order), counts)
-            out = _along(out, order.argsort(dim=-1))
-        return out.to(dtype)
+        return (out if order is None or counts is None else _back(out, order, counts)).to(dtype)
+
+    def advance(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, keys: Tensor | None, scale: float
+    ) -> tuple[Tensor, Past]:
+        everything = torch.ones(len(q), q.shape[2], dtype=torch.bool, device=q.device)
+        order, counts = _real_first(everything if keys is None else keys)
+        q = q.to(torch.promote_types(q.dtype, torch.float32))
+        if keys is not None:
+            q, k, v = (_first(t, order, counts) for t in (q, k, v))
+        new = New(q, k, v, counts)
+        former = nothing(new, self._reach) if state is None else state
+        assert isinstance(former, Past)
+        out, past = read(new, former, self._reach, scale)
+        return (out if keys is None else _back(out, order, counts)).to(v.dtype), past
+
+    @property
+    def _reach(self) -> Reach:
+        return Reach(self.window, self.sinks, self.clusters // 2, self.exact, self.rounds, self.group)
 
     def _everywhere(self, q: Tensor, k: Tensor, v: Tensor, scale: float, counts: Tensor | None) -> Tensor:
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
@@ -68,16 +85,26 @@ class Clustered(Mechanism):
         return out.unflatten(0, q.shape[:2])
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        reach = Reach(self.window, self.sinks, self.clusters // 2, self.exact, self.rounds, self.group)
         shared = q.unflatten(1, (k.shape[1], -1)).flatten(0, 1)
-        out = clustered_causal(shared, k.flatten(0, 1), v.flatten(0, 1), reach, scale)
+        out = clustered_causal(shared, k.flatten(0, 1), v.flatten(0, 1), self._reach, scale)
         return out.reshape(*q.shape[:3], v.shape[-1])
+
+
+def _real_first(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The order in which padding comes last, and how many tokens are real."""
+    return keys.logical_not().argsort(dim=-1, stable=True), keys.sum(-1)
 
 
 def _first(x: Tensor, order: Tensor, counts: Tensor) -> Tensor:
     """The tokens in that order, 0 after the first `counts` of each batch entry."""
     beyond = torch.arange(x.shape[2], device=x.device) >= counts[:, None]
     return _along(x, order).masked_fill(beyond[:, None, :, None], 0)
+
+
+def _back(out: Tensor, order: Tensor, counts: Tensor) -> Tensor:
+    """In the order given, 0 at padding."""
+    places = torch.arange(out.shape[2], device=out.device).expand_as(order)
+    return _along(_first(out, places, counts), order.argsort(dim=-1))
 
 
 def _along(x: Tensor, order: Tensor) -> Tensor:
