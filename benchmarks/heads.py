@@ -35,7 +35,7 @@ from .real import data, minilm, smollm2
 from .timing import table, threads, write
 
 TEXTS = {"wikitext2": "wikitext2/test.txt", "tinyshakespeare": "tinyshakespeare/input.txt"}
-LEARNED, SEEDS, THREADS = "wikitext2/valid.txt", 3, 2
+LEARNED, SEEDS, STEPS, THREADS = "wikitext2/valid.txt", 3, 60, 2
 Calls = dict[str, list[Capture]]
 
 
@@ -147,6 +147,8 @@ def errors_of(mechanism: Mechanism, learned: Calls, texts: dict[str, Calls], exa
 
 
 def fitted(mechanism: Mechanism, some: list[Capture]) -> Mechanism:
+    if isinstance(mechanism, Landmarks):
+        return copy.deepcopy(mechanism).fit(some, STEPS)
     return copy.deepcopy(mechanism).fit(some) if hasattr(mechanism, "fit") else mechanism  # type: ignore[operator]
 
 
