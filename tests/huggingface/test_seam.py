@@ -284,3 +284,34 @@ def test_models_without_the_interface_are_named():
 def test_wrappers_of_attention_are_not_counted():
     assert list(attention_modules(BY_NAME["bert"].build())) == [f"encoder.layer.{i}.attention.self" for i in range(2)]
     assert "encoder.block.0.layer.0.SelfAttention" in attention_modules(BY_NAME["t5"].build())
+
+
+def test_a_swap_inside_a_watched_model_outlives_the_watching():
+    from models import llama
+
+    from heedful.huggingface import swap, unswap, watching
+    from heedful.mechanisms import Softmax
+
+    model, ids = llama().model, torch.arange(3, 20)[None]
+    plain = model(ids).logits
+    with watching(model, lambda capture: None):
+        swap(model.model, {"layers.0.self_attn": Softmax(beta=5.0)})
+    sharp = model(ids).logits
+    assert not torch.allclose(sharp, plain, atol=1e-4)
+    unswap(model.model)
+    assert model.config._attn_implementation != "heedful"
+    assert torch.equal(model(ids).logits, plain)
+
+
+def test_a_swap_after_another_implementation_was_chosen_holds_again():
+    from models import llama
+
+    from heedful.huggingface import swap
+    from heedful.mechanisms import Softmax
+
+    model, ids = llama().model, torch.arange(3, 20)[None]
+    swap(model, {"model.layers.0.self_attn": Softmax(beta=5.0)})
+    sharp = model(ids).logits
+    model.set_attn_implementation("eager")
+    swap(model, {"model.layers.1.self_attn": Softmax()})
+    assert torch.allclose(model(ids).logits, sharp, atol=1e-5)

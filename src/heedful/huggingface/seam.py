@@ -43,6 +43,8 @@ def detach(model: nn.Module) -> None:
 
 def hold(model: nn.Module, holder: Any) -> None:
     """Attach the model on behalf of `holder`."""
+    if any(config._attn_implementation_internal != NAME for config, _ in _former.get(model, ())):
+        _restore(_former.pop(model))  # someone chose another implementation since
     if model not in _former:
         _install(model)
     _holders.setdefault(model, set()).add(holder)
@@ -102,8 +104,15 @@ def _install(model: nn.Module) -> None:
 
 
 def _restore(former: list[tuple[Any, Any]]) -> None:
+    """Give the configs back what they asked for; one that another held model reads too is left to that model to give back."""
+    others = [(entries, number) for entries in _former.values() for number in range(len(entries))]
     for config, implementation in former:
-        config._attn_implementation_internal = implementation
+        shared = [(entries, number) for entries, number in others if entries[number][0] is config]
+        for entries, number in shared:
+            if entries[number][1] == NAME:
+                entries[number] = (config, implementation)
+        if not shared:
+            config._attn_implementation_internal = implementation
 
 
 def _nothing_to_hold(model: nn.Module, modules: dict[str, nn.Module]) -> str:
