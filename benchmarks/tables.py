@@ -68,6 +68,66 @@ def performer() -> str:
     return markdown(["", "tokens", "ms", "x faster than performer-pytorch", "x faster than SDPA"], rows)
 
 
+def heads() -> str:
+    found = result("heads")["models"]
+    columns = [(model, work) for model, rows in found.items() for work in next(iter(rows.values()))]
+    names = list(dict.fromkeys(name for rows in found.values() for name in rows))
+    rows = [[name, *(_both_texts(found[model].get(name, {}).get(work)) for model, work in columns)] for name in names]
+    return markdown(["relative output error", *(f"{model}, {work} keys" for model, work in columns)], rows)
+
+
+def _both_texts(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "-"
+    return " / ".join(f"{x['median']:.2f}" for x in found.values() if isinstance(x, dict))
+
+
+def landmarks() -> str:
+    found = result("landmarks")["perplexity"]["SmolLM2-135M"]
+    rows = [
+        [work, *(f"{x:.2f}" for x in row.values())]
+        for work, row in sorted(found.items(), key=lambda r: len(r[0]))
+        if work != "exact"
+    ]
+    ways = next(list(row) for work, row in found.items() if work != "exact")
+    return markdown([f"keys for each query (exact attention: {found['exact']:.2f})", *ways], rows)
+
+
+def complexity() -> str:
+    rows = []
+    for name, row in result("complexity")["mechanisms"].items():
+        theory, power = row["theory"] or {}, row["time_exponent"]
+        longest = max(map(int, row["seconds"]), default=0)
+        rows.append(
+            [
+                f"`{name}`",
+                theory.get("said", "-"),
+                "-" if power is None else f"n^{power:.2f}",
+                longest,
+                theory.get("sequential", "-"),
+            ]
+        )
+    return markdown(["", "time by design", "measured", "up to tokens", "operations in sequence"], rows)
+
+
+def decoding() -> str:
+    found, rows = result("decoding")["prompts"], []
+    for length, ways in found.items():
+        exact = next(iter(ways.values()))["seconds_per_token"]["median"]
+        for name, row in ways.items():
+            share = row["seconds_per_token"]["median"] / exact
+            rows.append([length, name, f"{row['bytes_after_writing'] / 1e6:.1f}", f"{share:.2f}"])
+    return markdown(["prompt", "every layer by", "cache, MB", "time of a token, of exact"], rows)
+
+
+def peers() -> str:
+    rows = []
+    for name, lengths in result("peers")["found"].items():
+        for length, row in lengths.items():
+            rows.append([name, length, f"{row['ratios']['theirs']:.2f}", row["ratios"].get("exact", "-")])
+    return markdown(["peer", "tokens", "x faster than the peer", "x faster than exact"], rows)
+
+
 def result(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
 
@@ -90,6 +150,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "demo": demo,
     "scan": scan,
     "performer": performer,
+    "heads": heads,
+    "landmarks": landmarks,
+    "complexity": complexity,
+    "decoding": decoding,
+    "peers": peers,
 }
 
 if __name__ == "__main__":
