@@ -112,6 +112,36 @@ def test_gradients_equal_those_of_the_plain_formula(kind, mask):
         assert off(one, other) < 2e-5 or other.abs().max() == one.abs().max() == 0
 
 
+def penalty_slope(mechanism, x, weight, mask):
+    """The gradient that a penalty on the size of a gradient gives to the weight before the attention."""
+    x = x.clone().requires_grad_()
+    weight = weight.clone().requires_grad_()
+    q, k, v = (x @ weight).unflatten(-1, (3, HEADS, DIM)).permute(2, 0, 3, 1, 4)
+    slope = torch.autograd.grad(mechanism(q, k, v, mask).square().sum(), x, create_graph=True)[0]
+    return torch.autograd.grad(slope.square().sum(), weight)[0]
+
+
+@every_masked
+def test_the_gradient_of_a_gradient_penalty_equals_that_of_the_plain_formula(kind, mask):
+    mechanism, x, weight = build(kind), torch.randn(BATCH, LENGTH, DIM), torch.randn(DIM, 3 * HEADS * DIM) / DIM**0.5
+    found = penalty_slope(mechanism, x, weight, mask)
+    with plain():
+        wanted = penalty_slope(mechanism, x.double(), weight.double(), mask)
+    assert off(found, wanted) < 1e-4
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", supporting("causal"))
+def test_one_tensor_for_all_three_keeps_its_second_derivative(kind, causal):
+    mechanism, mask, slopes = build(kind), Mask(causal=causal), []
+    for dtype in (torch.float32, torch.float64):
+        x = torch.linspace(-2, 2, HEADS * 20 * DIM).sin().view(1, HEADS, 20, DIM).to(dtype).requires_grad_()
+        out = mechanism(x, x, x, mask) if dtype == torch.float32 else truth(mechanism, x, x, x, mask)
+        slope = torch.autograd.grad(out.square().sum(), x, create_graph=True)[0]
+        slopes.append(torch.autograd.grad(slope.square().sum(), x)[0])
+    assert off(*slopes) < 1e-4
+
+
 @every_masked
 def test_a_constant_value_comes_back(kind, mask):
     q, k, v = tensors()

@@ -115,7 +115,7 @@ def test_blocks_of_a_long_call_join_without_a_seam(name, monkeypatch):
     truth = answer(dense.hop, [a.double() for a in args], mask)
     monkeypatch.setattr(importlib.import_module("heedful.ops.fused"), "BLOCK", 16)
     alike(answer(hop, args, mask), truth, 2e-6)
-    monkeypatch.setattr(importlib.import_module("heedful.ops.hop"), "TILE", 40 * 8 * 7)
+    monkeypatch.setattr(importlib.import_module("heedful.ops.formula"), "TILE", 40 * 8 * 7)
     with plain():
         alike(answer(hop, args, mask), truth, 2e-6)
 
@@ -150,6 +150,27 @@ def test_the_plain_formula_passes_gradcheck(name):
     args = [t[:1].clone().requires_grad_() for t in (q, k, v, bias)]
     mask = mask.entry(1) if mask.keys is not None else mask
     assert torch.autograd.gradcheck(lambda *a: hop(*a, mask=mask, scale=SCALE, cap=2.0), args)
+
+
+def second(call, args, mask, used):
+    """The gradients of the size of the gradients, asked for the roots that the leaves are made from."""
+    roots = [a.detach().clone().requires_grad_() for a in args]
+    q, k, v, bias = (r * 1.5 for r in roots)
+    out, lse = call(q, k, v, bias, mask, SCALE)
+    number = {"out": out.square().sum(), "lse": lse.masked_fill(lse == -torch.inf, 0).square().sum()}
+    slopes = torch.autograd.grad(sum(number[u] for u in used), roots, create_graph=True, allow_unused=True)
+    return torch.autograd.grad(
+        sum(s.square().sum() for s in slopes if s is not None), roots, materialize_grads=True, allow_unused=True
+    )
+
+
+@pytest.mark.parametrize("used", [("out",), ("lse",), ("out", "lse")], ids=str)
+@pytest.mark.parametrize("name", ["everything", "causal padding left", "window sinks padding left", "rule"])
+def test_second_derivatives_equal_those_of_the_dense_matrix(name, used):
+    mask, args = dense.MASKS[name](17, 17), leaves(17, 17)
+    truth = second(dense.hop, [a.double() for a in args], mask, used)
+    for grad, true in zip(second(hop, args, mask, used), truth, strict=True):
+        torch.testing.assert_close(grad.double(), true, rtol=1e-4, atol=1e-5 * float(true.abs().max().clamp_min(1)))
 
 
 def test_inputs_stay_as_they_were():

@@ -34,3 +34,14 @@ def test_pieces_equal_the_dense_matrix():
         logits[4 * block : 4 * block + 4, 9 + 2 * block : 11 + 2 * block] = PIECES[2].added
     wanted = (q @ k.mT + logits).softmax(-1) @ v
     torch.testing.assert_close(composed(q, k, v, PIECES, 1.0), wanted)
+
+
+def test_second_derivatives_equal_those_of_hops_and_a_merge():
+    roots = [torch.randn(2, 3, n, 8, requires_grad=True) for n in (12, 13, 13)]
+    found = []
+    for call, dtype in ((joined, torch.float32), (composed, torch.float64)):
+        out = call(*(1.5 * t.to(dtype) for t in roots), PIECES, 0.3)
+        slopes = torch.autograd.grad(out.square().sum(), roots, create_graph=True)
+        found.append(torch.autograd.grad(sum(s.square().sum() for s in slopes), roots))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))

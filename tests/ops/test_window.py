@@ -1,12 +1,13 @@
 """The hop under a window in chunks equals the hop in tiles: out, lse and gradients."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
 from heedful.attention import Mask
-from heedful.ops import hop
+from heedful.ops import hop, plain
 from heedful.ops.window import chunk_size, window_hop
 
 LEFT = (torch.arange(330) < torch.tensor([[330], [111], [5], [0]])).flip(-1)
@@ -63,3 +64,18 @@ def test_no_matrix_over_all_tokens_is_made():
     out, _ = window_hop(q, q, q, Mask(causal=True, window=8), 0.5)
     last = hop(q[:, :, -1:], q[:, :, -8:], q[:, :, -8:], scale=0.5)[0]
     assert torch.allclose(out[:, :, -1:], last, atol=1e-5)
+
+
+def test_second_derivatives_equal_those_of_the_plain_formula():
+    mask, roots, found = (
+        Mask(causal=True, window=20, sinks=2),
+        [torch.randn(1, 2, 300, 8, requires_grad=True) for _ in range(3)],
+        [],
+    )
+    for dtype in (torch.float32, torch.float64):
+        with plain() if dtype == torch.float64 else nullcontext():
+            out, _ = window_hop(*(1.5 * t.to(dtype) for t in roots), mask, 0.3)
+        slopes = torch.autograd.grad(out.square().sum(), roots, create_graph=True)
+        found.append(torch.autograd.grad(sum(s.square().sum() for s in slopes), roots))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))

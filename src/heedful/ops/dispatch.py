@@ -37,14 +37,21 @@ def fusable(q: Tensor, k: Tensor, v: Tensor) -> bool:
         return False
     if min(q.numel(), k.numel(), v.numel()) == 0:
         return False  # the CPU kernel divides by the length
-    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:  # pyright: ignore[reportAttributeAccessIssue]
+    if not writes_own_backward():
         return False
     return q.dtype == k.dtype == v.dtype and q.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 def writes_own_backward() -> bool:
     """Whether a formula with a backward pass of its own may run here; torch's transforms and compiler need the plain one."""
-    return not (torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None)  # pyright: ignore[reportAttributeAccessIssue]
+    return not (torch.compiler.is_compiling() or is_transformed())
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func (vmap, grad ...) is at work."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.maybe_current_level() is not None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def holds_features(count: int) -> bool:

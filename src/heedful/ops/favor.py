@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .again import differentiated
 from .dispatch import holds_features, is_plain, writes_own_backward
 from .hop import hop
 
@@ -150,6 +151,9 @@ def aligned(like: Tensor, rows: int, columns: int) -> Tensor:
 def differentiable(formula: Callable[..., Tensor], inputs: tuple[Tensor, ...], scale: float, grad: Tensor) -> tuple:
     """The gradients by a plain formula, with the graph that a second derivative needs."""
     q, k, v, directions, lows = inputs
-    out = formula(q, k, v, directions, log_weights(k, scale, lows == -torch.inf))
-    found = iter(torch.autograd.grad(out, [t for t in (q, k, v) if t.requires_grad], grad, create_graph=True))
-    return *(next(found) if t.requires_grad else None for t in (q, k, v)), None, None, None
+    hidden = lows == -torch.inf
+
+    def out(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor]:
+        return (formula(q, k, v, directions, log_weights(k, scale, hidden)),)
+
+    return *differentiated(out, (q, k, v), (grad,)), None, None, None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .again import differentiated
 from .dispatch import is_plain, writes_own_backward
 from .favor import NOWHERE
 
@@ -74,7 +74,7 @@ class ByFeatures(torch.autograd.Function):
     def backward(ctx, *grads):
         asked, kept, v, query_features, key_features, values, state, out, total = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return differentiated(formula, (asked, kept, v), grads[0])
+            return differentiated(lambda *given: (formula(*given),), (asked, kept, v), grads)
         grad = of_sums(grads[0], out, total)
         found = query_features.mT @ grad  # of the state
         grad_asked = (grad @ state.mT).mul_(query_features)
@@ -97,13 +97,6 @@ def divided(sums: Tensor) -> tuple[Tensor, Tensor]:
 def of_sums(grad: Tensor, out: Tensor, total: Tensor) -> Tensor:
     """The gradient of what `divided` was given."""
     return torch.cat([grad, -(grad * out).sum(-1, keepdim=True)], -1).div_(total)
-
-
-def differentiated(formula: Callable[..., Tensor], inputs: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients by a plain formula, with the graph that a second derivative needs."""
-    wanted = [t for t in inputs if t.requires_grad]
-    found = iter(torch.autograd.grad(formula(*inputs), wanted, grad, create_graph=True))
-    return tuple(next(found) if t.requires_grad else None for t in inputs)
 
 
 def _highest(kept: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..mask import Mask
+from .again import differentiated
+from .formula import tiled
 
 BLOCK = 512  # queries that share one tile of a mask the kernels do not know
 aten = torch.ops.aten
@@ -39,12 +41,14 @@ class FusedHop(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
         q, k, v, bias, out = ctx.saved_tensors
         grad, grad_lse = grads
         if grad is None and grad_lse is None:
             return (None,) * 6
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            mask, scale = ctx.mask, ctx.scale
+            return *differentiated(lambda q, k, v, bias: tiled(q, k, v, bias, mask, scale), (q, k, v, bias), grads), None, None
         grad = torch.zeros_like(out) if grad is None else grad
         bias_learns = bias is not None and ctx.needs_input_grad[3]
         width = max(q.shape[-1], v.shape[-1]) + int(grad_lse is not None or bias_learns)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..mask import Mask
+from .again import differentiated
 from .dispatch import fusable
 from .fused import _backward, _forward
 from .hop import hop
@@ -92,9 +93,11 @@ class Joined(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
         q, k, v, out, lse = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            pieces, scale = ctx.pieces, ctx.scale
+            return *differentiated(lambda q, k, v: (composed(q, k, v, pieces, scale),), (q, k, v), grads), None, None
         found = tuple(torch.zeros(t.shape, dtype=torch.float32, device=t.device) for t in (q, k, v))
         for piece in ctx.pieces:
             here, keys, values = _blocks(piece, q, k, v, square=True)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..mask import Mask, Rule
+from .again import differentiated
 from .dispatch import is_plain, writes_own_backward
 from .hop import hop
 from .merge import merge
@@ -125,10 +126,9 @@ class TiledRanges(torch.autograd.Function):
     def backward(ctx, *grads):
         q, k, v, out, lse = ctx.saved_tensors
         (grad,) = grads
-        if torch.is_grad_enabled():  # a second derivative is wanted: by the plain formula
-            inputs = [t for t in (q, k, v) if t.requires_grad]
-            found = iter(torch.autograd.grad(formula(q, k, v, ctx.rounds, ctx.scale), inputs, grad, create_graph=True))
-            return *(next(found) if t.requires_grad else None for t in (q, k, v)), None, None
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            rounds, scale = ctx.rounds, ctx.scale
+            return *differentiated(lambda q, k, v: (formula(q, k, v, rounds, scale),), (q, k, v), grads), None, None
         delta = (grad * out).sum(-1)
         lse = lse.masked_fill(lse == -torch.inf, 0)  # blind queries see nothing in any tile
         sums = [torch.zeros_like(t) for t in (q, k, v)]

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..state import State
+from .again import differentiated
 from .dispatch import is_plain, writes_own_backward
 from .favor import NOWHERE
-from .features import differentiated, divided, hidden, of_sums, peaked
+from .features import divided, hidden, of_sums, peaked
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -245,7 +246,7 @@ class Reading(torch.autograd.Function):
     def backward(ctx, *grads):
         asked, kept, values, out, total, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *differentiated(formula, (asked, kept, values), grads[0]), None
+            return *differentiated(lambda *given: (formula(*given),), (asked, kept, values), grads), None
         grad, padded, size = of_sums(grads[0], out, total), F.pad(values, (0, 1), value=1.0), len(Step._fields)
         to_asked, to_kept, to_values = torch.empty_like(asked), torch.empty_like(kept), torch.empty_like(values)
         grad_sums = nothing(kept, values)[1]

@@ -201,8 +201,9 @@ class _Slices(torch.autograd.Function):
         steps = -(-band.width // band.size)
         total = grads[0].new_zeros(batch, heads, band.count + steps, band.size, dim)
         rest = iter(grads)
-        for entry, sizes in zip(total.chunk(len(ctx.cuts)), ctx.cuts, strict=True):
-            start = 0
+        many = batch // len(ctx.cuts)
+        for number, sizes in enumerate(ctx.cuts):
+            entry, start = total[number * many : (number + 1) * many], 0
             for size in sizes:
                 grad = next(rest).unflatten(0, entry.shape[:2])
                 for step in range(steps):
