@@ -30,6 +30,7 @@ SETTINGS = {
     "Clustered": {"clusters": 8, "exact": 16, "window": 8, "sinks": 2, "group": 4},
 }  # of those that do not take their defaults here
 APART = {"Linear": 0.3}  # from mean(v), for long q and k: its weights grow with their size, not with its exponential
+LOOKS_AHEAD = {"Sparse": {"stride": 8}}  # its stride is the root of the whole text's length, unless one is given as here
 BATCH, HEADS, LENGTH, DIM, WIDTH = 2, 4, 70, 12, 10
 REAL = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 23]])  # the second text is shorter
 LEFT = REAL.flip(-1)  # and here its padding comes first
@@ -128,6 +129,14 @@ def test_future_tokens_leave_the_past_alone(kind, size):
     q[:, :, 100:], k[:, :, 100:], v[:, :, 100:] = (t[:, :, 100:] * size for t in tensors(150, 150))
     after = mechanism(q, k, v, Mask(causal=True))
     assert off(after[:, :, :100], before[:, :, :100]) < 1e-5
+
+
+@pytest.mark.parametrize("kind", supporting("causal"))
+def test_a_prefix_alone_gets_what_it_gets_in_the_whole(kind):
+    mechanism, (q, k, v) = build(kind, **LOOKS_AHEAD.get(kind.__name__, {})), tensors()
+    whole = mechanism(q, k, v, Mask(causal=True))
+    for length in (1, 40):
+        assert off(mechanism(*(t[:, :, :length] for t in (q, k, v)), Mask(causal=True)), whole[:, :, :length]) < 1e-5
 
 
 @pytest.mark.parametrize("kind", supporting("causal"))
