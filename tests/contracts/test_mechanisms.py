@@ -5,13 +5,13 @@ Each failure that was measured in another library (a mask ignored, a leak, mean(
 """
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from heedful.attention import DEMANDS, Mask, Rule, Unsupported
+from heedful.attention import DEMANDS, Mask, Rule, State, Unsupported
 from heedful.mechanisms import ALL, from_settings
 from heedful.ops import plain
 
@@ -293,6 +293,25 @@ def test_a_state_follows_its_batch_entries(kind):
     out, _ = mechanism.decode(*(t[turned, :, 40:] for t in (q, k, v)), state.select(turned))
     assert off(out, mechanism(q, k, v, Mask(causal=True))[turned, :, 40:]) < 1e-5
     assert state.repeat(2).bytes == 2 * state.bytes > 0
+
+
+def memory(state):
+    """The bytes that a state keeps from being freed, parts of parts included."""
+    values = [getattr(state, f.name) for f in fields(state)]
+    parts = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in parts if isinstance(t, torch.Tensor)}
+    return sum(storages.values()) + sum(memory(x) for x in parts if isinstance(x, State))
+
+
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize("kind", supporting("state"))
+def test_a_state_holds_no_more_memory_than_it_says(kind, padding):
+    mechanism, (q, k, v) = build(kind), tensors(2049, 2049)
+    keys = torch.arange(2049).expand(BATCH, -1) >= 5 if padding else None
+    state = None
+    for new in (slice(0, 2048), slice(2048, 2049)):
+        _, state = mechanism.decode(q[:, :, new], k[:, :, new], v[:, :, new], state, None if keys is None else keys[:, new])
+        assert memory(state) <= 1.5 * state.bytes + 1024
 
 
 @every_masked
