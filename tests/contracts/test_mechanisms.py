@@ -5,13 +5,13 @@ Each failure that was measured in another library (a mask ignored, a leak, mean(
 """
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from heedful.attention import DEMANDS, Mask, Rule, Unsupported
+from heedful.attention import DEMANDS, Mask, Rule, State, Unsupported
 from heedful.mechanisms import ALL, from_settings
 from heedful.ops import plain
 
@@ -31,6 +31,7 @@ SETTINGS = {
 }  # of those that do not take their defaults here
 APART = {"Linear": 0.3}  # from mean(v), for long q and k: its weights grow with their size, not with its exponential
 MIXING = ("Nystrom",)  # each query's answer depends on all queries
+LOOKS_AHEAD = {"Sparse": {"stride": 8}}  # its stride is the root of the whole text's length, unless one is given as here
 BATCH, HEADS, LENGTH, DIM, WIDTH = 2, 4, 70, 12, 10
 REAL = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 23]])  # the second text is shorter
 LEFT = REAL.flip(-1)  # and here its padding comes first
@@ -159,6 +160,14 @@ def test_future_tokens_leave_the_past_alone(kind, size):
     q[:, :, 100:], k[:, :, 100:], v[:, :, 100:] = (t[:, :, 100:] * size for t in tensors(150, 150))
     after = mechanism(q, k, v, Mask(causal=True))
     assert off(after[:, :, :100], before[:, :, :100]) < 1e-5
+
+
+@pytest.mark.parametrize("kind", supporting("causal"))
+def test_a_prefix_alone_gets_what_it_gets_in_the_whole(kind):
+    mechanism, (q, k, v) = build(kind, **LOOKS_AHEAD.get(kind.__name__, {})), tensors()
+    whole = mechanism(q, k, v, Mask(causal=True))
+    for length in (1, 40):
+        assert off(mechanism(*(t[:, :, :length] for t in (q, k, v)), Mask(causal=True)), whole[:, :, :length]) < 1e-5
 
 
 @pytest.mark.parametrize("kind", supporting("causal"))
@@ -386,6 +395,25 @@ def test_a_state_follows_its_batch_entries(kind):
     out, _ = mechanism.decode(*(t[turned, :, 40:] for t in (q, k, v)), state.select(turned))
     assert off(out, mechanism(q, k, v, Mask(causal=True))[turned, :, 40:]) < 1e-5
     assert state.repeat(2).bytes == 2 * state.bytes > 0
+
+
+def memory(state):
+    """The bytes that a state keeps from being freed, parts of parts included."""
+    values = [getattr(state, f.name) for f in fields(state)]
+    parts = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in parts if isinstance(t, torch.Tensor)}
+    return sum(storages.values()) + sum(memory(x) for x in parts if isinstance(x, State))
+
+
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize("kind", supporting("state"))
+def test_a_state_holds_no_more_memory_than_it_says(kind, padding):
+    mechanism, (q, k, v) = build(kind), tensors(2049, 2049)
+    keys = torch.arange(2049).expand(BATCH, -1) >= 5 if padding else None
+    state = None
+    for new in (slice(0, 2048), slice(2048, 2049)):
+        _, state = mechanism.decode(q[:, :, new], k[:, :, new], v[:, :, new], state, None if keys is None else keys[:, new])
+        assert memory(state) <= 1.5 * state.bytes + 1024
 
 
 @every_masked

@@ -52,6 +52,26 @@ def test_the_error_that_is_told_is_the_error_of_what_is_held_out():
     assert torch.allclose(mechanism.errors, relative, atol=1e-5)
 
 
+def test_one_capture_of_many_texts_holds_one_of_them_out():
+    four, mask = calls(4), Mask(causal=True, keys=torch.arange(96) < torch.tensor([96, 96, 70, 0])[:, None])
+    batch = Capture("a layer", *(torch.cat([getattr(c, n) for c in four]) for n in "qkv"), mask, 8**-0.5)
+    mechanism = Landmarks(**SETTINGS).fit([batch], steps=10)
+    last = four[2]  # the fourth is padding alone
+    alone = Capture("a layer", *(t[:, :, :70] for t in (last.q, last.k, last.v)), Mask(causal=True), 8**-0.5)
+    assert torch.allclose(mechanism.errors, losses(mechanism, lesson(alone, mechanism)).detach().sqrt(), atol=1e-5)
+
+
+def test_one_text_alone_leaves_no_error_to_tell_and_is_learned_to_the_end():
+    told = []
+    mechanism = Landmarks(**SETTINGS).fit(calls(1), steps=40, rate=10.0, progress=lambda *now: told.append(now))
+    assert [step for step, _ in told] == [0, 10, 20, 30, 40]
+    assert all(error != error for _, error in told)  # NaN
+    assert mechanism.errors.numel() == 0
+    (text,), taught = calls(1), Landmarks(**SETTINGS)
+    first = off(Landmarks(**SETTINGS).fit([text], steps=0), text)
+    assert off(taught.fit([text], steps=60), text) < first
+
+
 def test_the_same_seed_gives_the_same_fit_whatever_the_global_generator():
     one = Landmarks(**SETTINGS).fit(calls(), steps=12)
     torch.rand(5)

@@ -147,3 +147,20 @@ def test_the_last_query_alone_may_come_without_a_causal_mask():
     whole = trained()
     last = whole(q[:, :, -1:], k, v, Mask(offset=44))
     assert torch.allclose(last, whole(q, k, v, Mask(causal=True))[:, :, -1:])
+
+
+def test_what_is_learned_is_not_thrown_away_for_another_number_of_heads():
+    mechanism = Landmarks(**SETTINGS)
+    mechanism(*tensors(heads=2))
+    mechanism.bfloat16()
+    mechanism(*tensors(heads=4))  # only drawn so far
+    mechanism.weights.data[0, 0] = 1.0
+    with pytest.raises(ValueError, match="learned for 4 heads of 6 dims; fit new ones for 2 heads of 6 dims"):
+        mechanism(*tensors(heads=2))
+    with pytest.raises(ValueError, match="fit new ones for 4 heads of 8 dims"):
+        mechanism(*tensors(heads=4, dim=8))
+
+
+def test_another_number_of_landmarks_does_not_load():
+    with pytest.raises(ValueError, match=r"5 landmarks were saved, not those of Landmarks\(landmarks=16\); load into landmarks=5"):
+        Landmarks(landmarks=16).load_state_dict(trained().state_dict())

@@ -243,3 +243,13 @@ def test_it_works_in_a_half_model():
 def test_bad_settings_are_refused_at_once(settings, needed):
     with pytest.raises(ValueError, match=needed):
         Linformer(**settings)
+
+
+def test_what_is_learned_is_not_thrown_away_for_another_number_of_heads():
+    made = Linformer(5, 40)
+    made.prepare(2, 8)
+    made.bfloat16()
+    made.prepare(3, 8)  # only means so far
+    made.on_values.data[0, 0, 0] += 1
+    with pytest.raises(ValueError, match="learned for 3 heads; fit a new one for 2 heads"):
+        made.prepare(2, 8)

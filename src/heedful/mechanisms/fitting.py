@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -18,7 +19,9 @@ from .landmarks import Landmarks, initial
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-Progress = Callable[[int, float], object]  # called with the step and the held-out error, the median over heads
+Progress = Callable[
+    [int, float], object
+]  # called with the step and the held-out error, the median over heads (NaN: nothing is held out)
 
 QUERIES = 512  # of one text in one step
 KEYS = 4096  # that the first points are found among
@@ -45,7 +48,8 @@ def fit(
     """Fit to the captures of one layer and return the same landmarks, with `errors`: the relative output error of each head, held out.
 
     Points start at k-means of the keys; Adam with a cosine schedule follows the squared output error of each head, relative to its
-    output. One capture in six is held out, and the best tensors on it are kept. The same seed gives the same tensors.
+    output. One capture in six is held out (of a single capture, one text of its batch in six), and the best tensors on it are kept. With
+    one text alone nothing can be held out: all steps are taken and `errors` stays empty. The same seed gives the same tensors.
 
     >>> from heedful.attention import Capture
     >>> calls = [Capture("a layer", *torch.randn(3, 1, 2, 128, 8) * 2, scale=8**-0.5) for _ in range(4)]
@@ -53,13 +57,14 @@ def fit(
     >>> bool(after < _)
     True
     """
-    lessons = [lesson(capture, landmarks) for capture in captures]
-    if not lessons:
+    if not captures:
         raise ValueError("landmarks are fitted to captures of one layer; give at least one (hd.capture makes them).")
+    captures = texts(captures[0]) if len(captures) == 1 else captures
+    lessons = [lesson(capture, landmarks) for capture in captures]
     source = Generator("cpu").manual_seed(landmarks.seed)
     landmarks.learn(initial(first_points(captures, landmarks, source)))
-    held_out = lessons[-max(1, len(lessons) // HELD_OUT) :]
-    teaching = lessons[: -len(held_out)] or lessons
+    count = max(1, len(lessons) // HELD_OUT) if len(lessons) > 1 else 0
+    teaching, held_out = lessons[: len(lessons) - count], lessons[len(lessons) - count :]
     best = _Best(landmarks, held_out, progress)
     best.look(0)
     optimizer = torch.optim.Adam(landmarks.parameters(), rate, betas=(0.9, 0.99))
@@ -98,6 +103,16 @@ def fit_model(
     return found
 
 
+def texts(capture: Capture) -> list[Capture]:
+    """Each text of the batch as a capture of its own, but for those that are padding alone."""
+    found, sources = [], capture.sources.tolist()
+    for entry in range(len(capture.q)):
+        q, k, v = (t[entry : entry + 1] for t in (capture.q, capture.k, capture.v))
+        if sources[entry] > 0:
+            found.append(replace(capture, q=q, k=k, v=v, mask=capture.mask.entry(entry), out=None, sample=None, real=None))
+    return found or [capture]
+
+
 @torch.no_grad()
 def lesson(capture: Capture, landmarks: Landmarks) -> Lesson:
     """A capture made ready for these landmarks' chunks and sinks."""
@@ -129,7 +144,7 @@ def losses(landmarks: Landmarks, given: Lesson, source: Generator | None = None)
 
 
 class _Best:
-    """The best tensors so far on what is held out."""
+    """The best tensors so far on what is held out; the last ones where nothing is."""
 
     def __init__(self, landmarks: Landmarks, held_out: list[Lesson], progress: Progress | None):
         self.landmarks, self.held_out, self.progress = landmarks, held_out, progress
@@ -137,9 +152,9 @@ class _Best:
 
     @torch.no_grad()
     def look(self, step: int) -> None:
-        errors = torch.stack([losses(self.landmarks, given) for given in self.held_out]).mean(0).sqrt()
+        errors = torch.stack([losses(self.landmarks, given) for given in self.held_out] or [torch.empty(0)]).mean(0).sqrt()
         error, self.stale = float(errors.square().mean()), self.stale + 1
-        if error < self.error:
+        if not self.held_out or error < self.error:
             self.error, self.errors, self.stale = error, errors, 0
             self.learned = Learned(*(tensor.detach().clone() for tensor in self.landmarks.learned))
         if self.progress is not None:

@@ -53,15 +53,26 @@ class Landmarks(Mechanism):
             raise ValueError(f"seed is {self.seed!r}; it must be a whole number.")
         for name in Learned._fields:
             self.register_parameter(name, None)
-        self.errors = torch.empty(0)  # of each head, on what a fit held out
+        self.errors = torch.empty(0)  # of each head, on what a fit held out; empty where it could hold nothing out
 
     def prepare(self, heads: int, head_dim: int) -> None:
         directions = self._parameters["directions"]
-        if directions is not None and directions.shape[::2] == (heads, head_dim):
-            return
+        if directions is not None:
+            was = directions.shape[0], directions.shape[2]
+            if was == (heads, head_dim):
+                return
+            if any(
+                not torch.equal(own.cpu(), first.to(own.dtype)) for own, first in zip(self.learned, self._drawn(*was), strict=True)
+            ):
+                had = f"{was[0]} heads of {was[1]} dims"
+                raise ValueError(f"these Landmarks have learned for {had}; fit new ones for {heads} heads of {head_dim} dims.")
+        self.learn(self._drawn(heads, head_dim))
+
+    def _drawn(self, heads: int, head_dim: int) -> Learned:
+        """What the seed gives before anything is learned."""
         source = Generator("cpu").manual_seed(self.seed)
         points = torch.randn(heads, self.landmarks, head_dim, generator=source, dtype=torch.float64, device="cpu").float()
-        self.learn(initial(points))
+        return initial(points)
 
     def learn(self, learned: Learned) -> None:
         """Take these tensors as what was learned."""
@@ -104,6 +115,10 @@ class Landmarks(Mechanism):
         return fit(self, captures, steps, rate, progress)
 
     def _load_from_state_dict(self, state_dict, prefix, *args):  # a fresh one has no tensors to load into yet
+        given = state_dict.get(prefix + "directions")
+        if given is not None and given.shape[1] != self.landmarks:
+            asked = f"Landmarks(landmarks={self.landmarks})"
+            raise ValueError(f"{given.shape[1]} landmarks were saved, not those of {asked}; load into landmarks={given.shape[1]}.")
         for name in Learned._fields:
             given, own = state_dict.get(prefix + name), self._parameters[name]
             if given is not None and (own is None or own.shape != given.shape):

@@ -56,13 +56,21 @@ class Linformer(Mechanism):
             self.register_parameter(name, None)  # (heads, keys, length)
 
     def prepare(self, heads: int, head_dim: int) -> None:
-        if self.on_keys is not None and len(self.on_keys) == heads:
-            return
+        if self.on_keys is not None:
+            was = len(self.on_keys)
+            if was == heads:
+                return
+            if any(not torch.equal(rows.cpu(), self._means(was).to(rows.dtype)) for rows in (self.on_keys, self.on_values)):
+                raise ValueError(f"this Linformer has learned for {was} heads; fit a new one for {heads} heads.")
         with torch.inference_mode(False):  # so that what a first look at a model makes can still learn
-            stretch = torch.arange(self.length) * self.keys // self.length
-            rows = (stretch == torch.arange(self.keys)[:, None]).float()
-            rows = (rows / rows.sum(-1, keepdim=True)).expand(heads, -1, -1)
-            self.on_keys, self.on_values = nn.Parameter(rows.clone()), nn.Parameter(rows.clone())
+            rows = self._means(heads)
+            self.on_keys, self.on_values = nn.Parameter(rows.clone()), nn.Parameter(rows)
+
+    def _means(self, heads: int) -> Tensor:
+        """The projections before anything is learned: each row the mean of a stretch."""
+        stretch = torch.arange(self.length, device="cpu") * self.keys // self.length
+        rows = (stretch == torch.arange(self.keys, device="cpu")[:, None]).float()
+        return (rows / rows.sum(-1, keepdim=True)).repeat(heads, 1, 1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
         if self.on_keys.device != q.device:

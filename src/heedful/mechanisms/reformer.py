@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..attention import Mask, Mechanism, Unsupported
@@ -23,8 +24,9 @@ class Reformer(Mechanism):
     """Exact attention over the keys that share a bucket with the query in some round, in time near linear in the tokens.
 
     In each round keys are sorted by bucket, then position, and cut into chunks. A query sees its chunk and the ones beside it; where
-    causal, the `chunk` last keys of its own bucket, so that no later token decides what it sees. Less than `window` tokens away keys are
-    always in reach: where causal nobody sees nothing; bidirectional chunks take in neighbouring buckets, so that nobody does either.
+    causal, the `chunk` last keys of its own bucket, hashed into as many buckets as the tokens up to it ask for: no later token decides
+    what it sees, not even by being there. Less than `window` tokens away keys are always in reach: where causal nobody sees nothing;
+    bidirectional chunks take in neighbouring buckets, so that nobody does either.
 
     >>> q, k, v = torch.randn(3, 1, 2, 200, 16)
     >>> out = Reformer(rounds=4, chunk=16)(q, k, v, Mask(causal=True))
@@ -38,7 +40,7 @@ class Reformer(Mechanism):
     rounds: int = 4
     chunk: int = 32
     window: int = 16  # about so near, keys are in reach in any case; 1, as in the paper, is no more than the own token where causal
-    buckets: int | None = None  # a power of two; None: one for each chunk of the real keys
+    buckets: int | None = None  # a power of two; None: one for each chunk of the real keys, where causal of those up to the query
     hashed: str = "both"  # or queries: a key takes the bucket of its own token's query, as where keys are the queries
     seed: int = 0
 
@@ -65,32 +67,55 @@ class Reformer(Mechanism):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
         if self.hashed == "queries" and (q.shape[-2] != k.shape[-2] or mask.offset):
             raise Unsupported(f"Reformer(hashed='queries') needs each key's own query among {q.shape[-2]}; use hashed='both'.")
-        batch, heads, queries, _ = q.shape
         real = torch.ones(1, k.shape[-2], dtype=torch.bool, device=q.device) if mask.keys is None else mask.keys
         if mask.keys is not None:
             k, v = (t.masked_fill(~real[:, None, :, None], 0) for t in (k, v))
-        with torch.no_grad():
-            rounds = self._rounds(q, k, real.expand(batch, -1), mask, scale)
-        out = attend_ranges(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), rounds, scale)
-        return out.view(batch, heads, queries, v.shape[-1])
+        if mask.causal and self.buckets is None:
+            return self._growing((q, k, v), real, mask.offset, scale)
+        return self._among((q, k, v), _Places(real, mask.causal, mask.offset), self._bits(real.sum(-1)), scale)
 
-    def _rounds(self, q: Tensor, k: Tensor, real: Tensor, mask: Mask, scale: float) -> list[Ranges]:
+    def _growing(self, qkv: tuple[Tensor, ...], real: Tensor, offset: int, scale: float) -> Tensor:
+        """The causal form: queries that ask for equally many buckets go together, each time among the keys up to the last of them."""
+        q, k, v = qkv
+        ends = (torch.arange(q.shape[2], device=q.device) + offset + 1).clamp(0, k.shape[2])
+        asked = self._bits(F.pad(real.cumsum(-1), (1, 0))[:, ends])  # (batch, queries)
+        out = v.new_zeros(*q.shape[:3], v.shape[-1])
+        for bits in asked.unique():
+            own = asked == bits
+            places = own.any(0).nonzero()[:, 0]
+            start, stop = int(places[0]), int(places[-1]) + 1
+            near = slice(0, max(0, stop + offset))
+            here = _Places(real[:, near], True, offset + start, start)
+            found = self._among((q[:, :, :stop], k[:, :, near], v[:, :, near]), here, bits.expand(len(own)), scale)
+            found = found.masked_fill(~own[:, None, start:stop, None], 0)  # in a text of another length they ask for others
+            out = out + F.pad(found, (0, 0, start, q.shape[2] - stop))
+        return out
+
+    def _among(self, qkv: tuple[Tensor, ...], places: _Places, bits: Tensor, scale: float) -> Tensor:
+        """Each query from `places.start` on among the keys in its bucket; `bits` number the buckets of each text."""
+        (q, k, v), start = qkv, places.start
+        with torch.no_grad():
+            rounds = self._rounds(q, k, places, bits, scale)
+        out = attend_ranges(q[:, :, start:].flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), rounds, scale)
+        return out.view(*q.shape[:2], q.shape[2] - start, v.shape[-1])
+
+    def _rounds(self, q: Tensor, k: Tensor, places: _Places, bits: Tensor, scale: float) -> list[Ranges]:
         """What is in reach: the window, then one hash after another. (batch, heads, tokens) become (batch * heads, tokens)."""
         x = q.float() * (-1 if scale < 0 else 1)  # one precision for all, so that equal inputs find equal buckets
-        bits = self._bits(real)
-        asked = self._hash(x, bits)
+        bits, places = bits.expand(len(q)), places.of(*q.shape[:2])
+        asked = self._hash(x if self.hashed == "queries" else x[:, :, places.start :], bits)
         kept = asked if self.hashed == "queries" else self._hash(k.float(), bits)
+        asked = asked[..., asked.shape[-1] - (q.shape[2] - places.start) :]
         nowhere = torch.zeros_like(asked[0]), torch.zeros_like(kept[0])
-        places = _Places(real.repeat_interleave(q.shape[1], 0), mask.causal, mask.offset)
         pairs = [(nowhere, self.window), *(((a, b), self.chunk) for a, b in zip(asked, kept, strict=True))]
         return [places.ranges(a.flatten(0, 1), b.flatten(0, 1), chunk) for (a, b), chunk in pairs]
 
-    def _bits(self, real: Tensor) -> Tensor:
-        """(batch): how many bits number the buckets of each text; padding must not change it."""
+    def _bits(self, count: Tensor) -> Tensor:
+        """How many bits number the buckets of that many real keys; padding must not change it."""
         if self.buckets is not None:
-            return torch.full((len(real),), self.buckets.bit_length() - 1, device=real.device)
-        sizes = self.chunk * 2 ** torch.arange(BITS * ROTATIONS, device=real.device)
-        return (real.sum(-1)[:, None] > sizes).sum(-1)
+            return torch.full_like(count, self.buckets.bit_length() - 1)
+        sizes = self.chunk * 2 ** torch.arange(BITS * ROTATIONS, device=count.device)
+        return (count[..., None] > sizes).sum(-1)
 
     def _hash(self, x: Tensor, bits: Tensor) -> Tensor:
         """(rounds, batch, heads, tokens): the bucket in each round, argmax of [xR; -xR] for as many rotations R as the bits need."""
@@ -115,7 +140,12 @@ class _Places:
 
     real: Tensor  # (many, keys)
     causal: bool
-    offset: int
+    offset: int  # the position of the first query looked at
+    start: int = 0  # which query that is
+
+    def of(self, batch: int, heads: int) -> _Places:
+        """The same for each of (batch * heads)."""
+        return replace(self, real=self.real.expand(batch, -1).repeat_interleave(heads, 0))
 
     def ranges(self, asked: Tensor, kept: Tensor, chunk: int) -> Ranges:
         """The ranges that queries in the buckets `asked` have among keys in the buckets `kept`; padding is sorted to the end."""

@@ -67,4 +67,5 @@ def _step(new: Tokens, learned: Learned, chunk: int, state: Held) -> tuple[Tenso
     out = merge(near(q, t, sinks, counts, True), far(q, held[:, :, first:chunks], learned, width))[0]
     out = out.flatten(2, 3)[:, :, old - first * chunk :][:, :, : new.q.shape[2]]
     kept = slice(max(whole - 1, 0) * chunk, total)
-    return out, Held(held[:, :, whole], t.k[:, :, kept], t.v[:, :, kept], t.real[:, kept], *sinks)
+    views = held[:, :, whole], t.k[:, :, kept], t.v[:, :, kept], t.real[:, kept], *sinks
+    return out, Held(*(view.clone() for view in views))  # a view would hold the memory of all chunks

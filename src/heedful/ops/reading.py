@@ -63,6 +63,7 @@ def read_on(
             sums = sums[:, None]
         else:
             sums, memory, _ = read(rows, kept, values, unseen, memory)
+            memory = memory[0].clone(), memory[1].clone()  # views of all chunks' sums, which nobody needs any more
         out.append(unfolded(divided(sums)[0], asked).to(v.dtype))
     highest, kept_sums = (t.unflatten(0, k.shape[:2]) for t in memory)  # type: ignore[union-attr]
     return torch.cat(out, 2), FeatureState(highest, kept_sums)
