@@ -25,7 +25,7 @@ from heedful.texts import items
 from .real import data, smollm2
 from .timing import table, threads, write
 
-TEXTS, LENGTH, THREADS = 4, 2048, 2
+TEXTS, LENGTH, THREADS = 2, 2048, 2
 CHILD = """
 import sys
 import heedful.scan
@@ -81,7 +81,7 @@ def killed(folder: Path, seconds: float) -> int:
         if child.poll() is not None:
             raise SystemExit("the scan that was to be killed ended by itself.")
         time.sleep(0.05)
-    time.sleep(random.uniform(0, (TEXTS - 2) * seconds))
+    time.sleep(random.uniform(0, 0.8 * (TEXTS - 1) * seconds))
     child.send_signal(signal.SIGKILL)
     child.wait()
     return copied(folder)
