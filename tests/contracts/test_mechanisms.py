@@ -195,6 +195,16 @@ def test_padding_changes_nothing_whatever_lies_in_it(kind, causal, garbage):
 
 
 @pytest.mark.parametrize("kind", supporting("keys"))
+def test_padding_may_be_told_once_for_all_texts(kind):
+    mechanism, (q, k, v), once = build(kind), tensors(), LEFT[1:]
+    for causal in (False, True) if "causal" in kind.supports else (False,):
+        wanted = mechanism(q, k, v, Mask(causal, once.expand(BATCH, -1)))
+        assert off(mechanism(q, k, v, Mask(causal, once)), wanted) < 1e-6
+        with plain():
+            assert off(mechanism(q, k, v, Mask(causal, once)), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("kind", supporting("keys"))
 def test_padding_gets_no_gradient(kind):
     for gradient in gradients(lambda q, k, v: build(kind)(q, k, v, Mask(keys=REAL)), *tensors())[1:]:
         assert (gradient[1, :, LENGTH - 23 :] == 0).all()

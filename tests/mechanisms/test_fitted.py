@@ -192,3 +192,18 @@ def test_constant_keys_can_be_fitted_too():
     c.k[:] = 1
     out = FittedPerformer(16).fit([c])(c.q, c.k, c.v)
     assert off(out, exact(c)) < 1e-4
+
+
+def test_captures_of_padding_alone_are_refused_and_among_others_teach_nothing():
+    q, k, v = torch.randn(3, 1, 2, 30, 8)
+    real, blank = (Capture("layer", q, k, v, Mask(keys=torch.full((1, 30), there)), 0.3) for there in (True, False))
+    with pytest.raises(ValueError, match="a head whose queries see no key, as where all is padding; give captures of real tokens"):
+        FittedPerformer(features=16).fit([blank])
+    one, other = (FittedPerformer(features=16).fit(captures) for captures in ([real], [real, blank]))
+    assert torch.allclose(one.centre, other.centre)
+
+
+def test_captures_of_a_negative_scale_are_refused():
+    q, k, v = torch.randn(3, 1, 2, 30, 8)
+    with pytest.raises(ValueError, match=r"a capture has the scale -0\.3; random features need one of at least 0"):
+        FittedPerformer(features=16).fit([Capture("layer", q, k, v, scale=-0.3)])

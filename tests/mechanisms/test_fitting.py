@@ -134,6 +134,12 @@ def test_what_cannot_be_fitted_is_refused():
         lesson(Capture("a layer", call.q[:, :, :5], call.k, call.v, Mask(causal=True, offset=91)), Landmarks(**SETTINGS))
 
 
+@pytest.mark.parametrize("mask", [Mask(causal=True), Mask(causal=True, keys=torch.zeros(1, 5, dtype=torch.bool))], ids=str)
+def test_texts_of_nothing_but_sinks_are_refused(mask):
+    with pytest.raises(ValueError, match="no text has more than 5 real tokens, and these are sinks; give longer texts"):
+        Landmarks(landmarks=4, chunk=8, sinks=5).fit(calls(2, mask, length=5))
+
+
 def test_losses_are_relative_and_squared():
     mechanism, (text,) = Landmarks(**SETTINGS).fit(calls(), steps=0), calls(1, seed=9)
     one = losses(mechanism, lesson(text, mechanism)).detach()

@@ -176,7 +176,12 @@ def first_points(captures: Sequence[Capture], landmarks: Landmarks, source: Gene
             )
             real = real[landmarks.sinks :]
             keys.append(k[:, real[torch.randperm(len(real), generator=source)[:share]].to(k.device)].float() * capture.scale**0.5)
-    return k_means(torch.cat(keys, 1), landmarks.landmarks, source).repeat_interleave(groups, 0)
+    points = torch.cat(keys, 1)
+    if points.shape[1] == 0:
+        raise ValueError(
+            f"no text has more than {landmarks.sinks} real tokens, and these are sinks; give longer texts, or Landmarks of fewer sinks."
+        )
+    return k_means(points, landmarks.landmarks, source).repeat_interleave(groups, 0)
 
 
 def k_means(points: Tensor, number: int, source: Generator) -> Float[Tensor, "heads landmarks dim"]:

@@ -36,6 +36,8 @@ class Moments:
         source = Generator("cpu").manual_seed(seed)
         found = [looked(capture, -(-pairs // len(captures)), source) for capture in captures]
         count, *totals = (torch.stack(parts).sum(0) for parts in zip(*(sums for sums, _ in found), strict=True))
+        if not bool((count > 0).all()):
+            raise ValueError("fit found a head whose queries see no key, as where all is padding; give captures of real tokens.")
         mean_x, mean_y, square_x, square_y, both = (t / count.view(-1, *[1] * (t.ndim - 1)) for t in totals)
         queries, keys = (torch.cat(parts, 1) for parts in zip(*(drawn for _, drawn in found), strict=True))
         kept = torch.randperm(queries.shape[1], generator=source)[:pairs].to(queries.device)
@@ -55,6 +57,9 @@ def check(captures: Sequence[Capture]) -> None:
     if not captures:
         raise ValueError("fit was given no capture; give those of one layer, as hd.capture(model, texts)[layer] has them.")
     shapes = {(c.q.shape[1], c.k.shape[1], c.q.shape[-1]) for c in captures}
+    lowest = min(c.scale for c in captures)
+    if lowest < 0:
+        raise ValueError(f"a capture has the scale {lowest}; random features need one of at least 0 (1/sqrt(dim) is usual).")
     if len(shapes) > 1:
         raise ValueError(f"the captures have (heads, key heads, dim) {sorted(shapes)}; give those of one layer.")
 
@@ -95,6 +100,8 @@ def drawn(mass: Tensor, x: Tensor, y: Tensor, pairs: int, source: Generator) -> 
     """For each head, queries at random and for each of them a key as likely as it is attended to."""
     heads, rows = mass.shape[1:3]
     real = mass.sum((1, 3)).cpu() > 0  # (batch, rows)
+    if not bool(real.any()):
+        return x.new_zeros(heads, 0, x.shape[-1]), y.new_zeros(heads, 0, y.shape[-1])
     row = torch.multinomial(real.flatten().double(), pairs, True, generator=source).to(x.device)
     entry, row = row // rows, row % rows
     weights = mass[entry, :, row].flatten(0, 1).cpu() + 1e-300  # (pairs * heads, keys)

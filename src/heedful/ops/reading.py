@@ -106,7 +106,7 @@ def folded(asked: Tensor, kept: Tensor, v: Tensor, keys: Tensor | None) -> tuple
     (batch, heads, tokens, _), key_heads = asked.shape, kept.shape[1]
     kept, values = (t.flatten(0, 1) for t in hidden(kept, v.to(kept.dtype), keys))
     rows = asked.reshape(batch * key_heads, heads // key_heads, tokens, -1).transpose(1, 2)  # (many, tokens, group, features)
-    unseen = None if keys is None else ~keys.cummax(-1).values.repeat_interleave(key_heads, 0)
+    unseen = None if keys is None else ~keys.cummax(-1).values.expand(batch, -1).repeat_interleave(key_heads, 0)
     return rows, kept, values, unseen
 
 
