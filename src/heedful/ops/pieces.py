@@ -52,7 +52,8 @@ def joined(
     >>> torch.allclose(joined(q, k, v, halves, 1.0), (q @ k.mT).softmax(-1) @ v, atol=1e-5)
     True
     """
-    if q.device.type == "cpu" and fusable(q, k, v):
+    q, scale = (q, scale) if scale >= 0 else (-q, -scale)  # a causal kernel hides by -inf * scale
+    if q.device.type == "cpu" and fusable(q, k, v) and scale > 0:
         return Joined.apply(q, k, v, pieces, scale)  # type: ignore[return-value]
     return composed(q, k, v, pieces, scale)
 
