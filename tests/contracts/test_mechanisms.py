@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from heedful.attention import DEMANDS, Mask, Rule, State, Unsupported
-from heedful.mechanisms import ALL, from_settings
+from heedful.mechanisms import ALL, Hard, Local, Softmax, Sparse, TopK, from_settings
 from heedful.ops import plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:Performer")
@@ -141,6 +141,41 @@ def test_one_tensor_for_all_three_keeps_its_second_derivative(kind, causal):
         slope = torch.autograd.grad(out.square().sum(), x, create_graph=True)[0]
         slopes.append(torch.autograd.grad(slope.square().sum(), x)[0])
     assert off(*slopes) < 1e-4
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", supporting("keys", "causal"))
+def test_a_batch_of_padding_alone_can_still_be_differentiated(kind, causal):
+    mask = Mask(causal=causal, keys=torch.zeros_like(REAL))
+    q, k, v = (t.requires_grad_() for t in tensors())
+    build(kind)(q, k, v, mask).sum().backward()
+    assert all(t.grad is None or (t.grad == 0).all() for t in (q, k, v))
+
+
+@pytest.mark.parametrize("kind", named([Softmax, Hard, TopK, Sparse]))
+def test_queries_before_all_keys_can_still_be_differentiated(kind):
+    q, k, v = (t.requires_grad_() for t in tensors(5, 9))
+    build(kind)(q, k, v, Mask(causal=True, offset=-9)).sum().backward()
+    assert all(t.grad is None or (t.grad == 0).all() for t in (q, k, v))
+
+
+@every
+def test_the_gradient_of_torch_func_is_the_usual_one(kind):
+    mechanism, (q, k, v) = build(kind), tensors()
+    mechanism.prepare(HEADS, DIM)
+    found = torch.func.grad(lambda v: mechanism(q, k, v).square().sum())(v)
+    leaf = v.clone().requires_grad_()
+    assert off(found, torch.autograd.grad(mechanism(q, k, leaf).square().sum(), leaf)[0]) < 1e-4
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", named([Softmax, Sparse, Local]))
+def test_a_scale_below_zero_is_one_too(kind, causal):
+    mechanism, (q, k, v) = build(kind), tensors()
+    for scale in (-0.3, 0.0):
+        with plain():
+            wanted = mechanism(q.double(), k.double(), v.double(), Mask(causal=causal), scale)
+        assert off(mechanism(q, k, v, Mask(causal=causal), scale), wanted) < 1e-5
 
 
 @every_masked

@@ -135,3 +135,13 @@ def test_a_state_remembers_sinks_behind_left_padding(pieces, window, sinks):
 def test_settings_that_mean_nothing_are_refused(settings):
     with pytest.raises(ValueError, match=f"{next(iter(settings))} is .* whole number"):
         Local(**settings)
+
+
+def test_a_rule_of_each_text_goes_with_padding_of_all_and_the_other_way_round():
+    q, k, v = tensors(40, batch=2)
+    of_each = Rule(lambda batch, head, query, key: (query + key + batch) % 3 != 0, 2)
+    of_all = Rule(lambda batch, head, query, key: torch.tensor([1])[batch] + query - key >= 0)
+    for keys, rule in ((torch.arange(40)[None] < 33, of_each), (real(40, False)[:2], of_all)):
+        mask = Mask(window=5, sinks=9, keys=keys, rule=rule)
+        wanted = dense(q, k, v, both(40, mask, 30, 3))
+        torch.testing.assert_close(Local(30, 3)(q, k, v, mask).double(), wanted, atol=3e-6, rtol=1e-5)

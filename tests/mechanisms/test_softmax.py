@@ -5,6 +5,7 @@ import torch
 
 from heedful.attention import Mask
 from heedful.mechanisms import Hard, Softmax
+from heedful.ops import plain
 
 REAL = torch.arange(40) < torch.tensor([[40], [25]])
 MASKS = {
@@ -58,3 +59,16 @@ def test_a_large_beta_is_hard_attention():
 def test_a_beta_that_is_not_positive_is_refused(beta):
     with pytest.raises(ValueError, match=r"must be above 0"):
         Softmax(beta=beta)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_plain_formula_calls_no_kernel(causal, monkeypatch):
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", None)
+    with plain():
+        assert Softmax()(*tensors(), Mask(causal=causal)).isfinite().all()
+
+
+def test_values_of_another_width_need_no_matrix_of_all_pairs(monkeypatch):
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", None)  # torch's call would hold it
+    q, k, v = tensors()
+    torch.testing.assert_close(Softmax()(q, k, v[..., :5]).double(), dense(q, k, v[..., :5], Mask(), 8**-0.5), atol=3e-6, rtol=1e-5)

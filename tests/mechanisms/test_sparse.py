@@ -169,6 +169,32 @@ def test_no_matrix_of_all_pairs_is_ever_held(pattern, causal):
     assert largest.numbers <= 8 * length**1.5 < length**2 / 7
 
 
+class Whole(TorchDispatchMode):
+    """How many tensors held all tokens."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.length, self.count = length, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        whole = isinstance(out, torch.Tensor) and out.shape[2:] == (self.length, 16)
+        self.count += whole and not any(isinstance(a, torch.Tensor) and a.data_ptr() == out.data_ptr() for a in args)  # no view
+        return out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_without_the_fused_kernel_a_long_text_takes_as_many_whole_tensors_as_a_short_one(pattern, causal):
+    counts = []
+    for length in (1024, 4096):
+        q, k, v = (torch.randn(1, 1, length, 16, dtype=torch.float64) for _ in range(3))
+        with Whole(length) as whole:
+            Sparse(pattern)(q, k, v, Mask(causal=causal))
+        counts.append(whole.count)
+    assert counts[0] == counts[1]
+
+
 def test_torch_transforms_and_the_compiler_work():
     q, k, v = tensors(20, 20)
     mask, sparse = Mask(causal=True), Sparse(stride=4)

@@ -180,6 +180,14 @@ def test_inputs_stay_as_they_were():
     assert all(torch.equal(a, b) for a, b in zip(args, before, strict=True))
 
 
+@pytest.mark.parametrize("scale", [-0.4, 0.0, 1e-45])
+@pytest.mark.parametrize("name", ["everything", "causal", "causal padding left", "window"])
+def test_any_scale_will_do(name, scale, monkeypatch):
+    monkeypatch.setitem(globals(), "SCALE", scale)
+    mask, args = dense.MASKS[name](17, 17), leaves(17, 17)
+    alike(answer(hop, args, mask), answer(dense.hop, [a.double() for a in args], mask), 2e-6)
+
+
 def test_transposed_views_are_taken_as_they_are():
     q, k, v = dense.tensors(17, 17)
     views = [t.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for t in (q, k, v)]

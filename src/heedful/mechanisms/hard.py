@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Mask, Mechanism
+from ..ops.padding import silent
 from .softmax import EXACT
 
 TILE = 2**22  # logits looked at in one step
@@ -30,10 +31,10 @@ class Hard(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, cap: float | None = None, null: Tensor | None = None
     ) -> Tensor:
         batch, heads, queries, _ = q.shape
-        out = [torch.empty(batch, heads, 0, v.shape[-1], dtype=v.dtype, device=v.device)]
+        out = [silent(q[:, :, :0], k, v)]
         for rows, columns in mask.tiles(queries, k.shape[-2], max(1, TILE // max(1, batch * heads * k.shape[-2]))):
             if columns.start == columns.stop:
-                out.append(v.new_zeros(batch, heads, rows.stop - rows.start, v.shape[-1]))
+                out.append(silent(q[:, :, rows], k, v))
                 continue
             out.append(
                 self._block(

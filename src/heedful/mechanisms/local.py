@@ -111,9 +111,9 @@ def _with_rule(mask: Mask, window: int, sinks: int) -> Mask:
     real, former = mask.keys, mask.rule
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        count = key + 1 if real is None else real.cumsum(-1)[batch, key]
+        count = key + 1 if real is None else real.cumsum(-1)[batch % len(real), key]
         seen = ((query - key).abs() < window) | (count <= sinks)
-        return seen if former is None else seen & former.sees(batch, head, query, key)
+        return seen if former is None else seen & former.sees(batch % former.batches, head, query, key)
 
     batches = max(1 if real is None else len(real), 1 if former is None else former.batches)
     return replace(mask, rule=Rule(sees, batches))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ..attention import Mask, Mechanism, Rule
+from ..ops.again import again
 from ..ops.dispatch import is_plain
 from ..ops.hop import formula, hop
-from ..ops.padding import unpadded
+from ..ops.padding import silent, unpadded
 from ..ops.pieces import joined
 from ..ops.sparse import Pattern, pieces
 
@@ -57,10 +56,10 @@ class Sparse(Mechanism):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
         if mask.causal:  # what no query sees
-            last = mask.offset + q.shape[2]
+            last = max(0, mask.offset + q.shape[2])
             k, v, mask = k[:, :, :last], v[:, :, :last], replace(mask, keys=None if mask.keys is None else mask.keys[:, :last])
         if min(q.numel(), v.numel()) == 0:
-            return v.new_zeros(*q.shape[:3], v.shape[-1])
+            return silent(q, k, v)
         if is_plain():
             return self._spelled(q, k, v, mask, scale)
         if not mask.same(q.shape[2], k.shape[2]):
@@ -104,7 +103,7 @@ class Sparse(Mechanism):
         """One text, (heads, tokens, dim): its real keys by number, its queries by their places among these."""
         q, k, v = text
         if len(real) == 0:
-            return v.new_zeros(*q.shape[:2], v.shape[-1])
+            return silent(*(t[None] for t in text))[0]
         pattern = self._of(len(real))
 
         def one(q: Tensor, places: Tensor) -> Tensor:
@@ -116,12 +115,7 @@ class Sparse(Mechanism):
 
         width = pattern.listed(places[:1], len(real))[0].shape[-1]
         step = max(1, TILE // (width * q.shape[0] * q.shape[-1]))
-        return torch.cat([_again(one, q[:, s : s + step], places[s : s + step]) for s in range(0, q.shape[1], step)], 1).to(v.dtype)
-
-
-def _again(one: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Without keeping what it gathered: the backward pass gathers again."""
-    return checkpoint(one, *inputs, use_reentrant=False) if torch.is_grad_enabled() else one(*inputs)  # type: ignore[return-value]
+        return torch.cat([again(one, q[:, s : s + step], places[s : s + step]) for s in range(0, q.shape[1], step)], 1).to(v.dtype)
 
 
 def _places(keys: Tensor, count: int, offset: int) -> Tensor:

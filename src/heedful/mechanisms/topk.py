@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ..attention import Mask, Mechanism
+from ..ops.again import again
 from .softmax import EXACT
 
 TILE = 2**22  # logits looked at in one step
@@ -52,7 +52,7 @@ class TopK(Mechanism):
                 return best(_logits(q, k, added, scale, cap), v, self.keys, null)
 
             call = q[:, :, rows], k[:, :, columns], v[:, :, columns]
-            out.append(checkpoint(one, *call, use_reentrant=False) if torch.is_grad_enabled() else one(*call))  # type: ignore[arg-type]
+            out.append(again(one, *call))
         return torch.cat(out, -2)
 
 

@@ -45,7 +45,8 @@ def hop(
     check_shapes(q, k, v)
     mask.check(q.shape[-2], k.shape[-2])
     bias_learns = mask.bias is not None and mask.bias.requires_grad and torch.is_grad_enabled()
-    if fusable(q, k, v) and cap is None and not bias_learns:
+    if fusable(q, k, v) and cap is None and not bias_learns and abs(scale) > 2 / torch.finfo(q.dtype).max:  # a kernel needs 1/scale
+        q, scale = (q, scale) if scale > 0 else (-q, -scale)  # causal, it hides by -inf * scale
         return FusedHop.apply(q, k, v, bias, mask, scale)  # type: ignore[return-value]
     return tiled(q, k, v, bias, mask, scale, cap)
 

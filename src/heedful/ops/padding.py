@@ -37,6 +37,18 @@ def unpadded(
     return out if order == sorted(order) else out[torch.tensor(order, device=out.device).argsort()]
 
 
+def silent(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """0 for each query, as where no key is visible: a part of the graph still, with gradients 0 whatever the tensors hold.
+
+    >>> x = torch.full((1, 1, 2, 3), torch.nan, requires_grad=True)
+    >>> silent(x, x, x).sum().backward()
+    >>> float(x.grad.abs().sum())
+    0.0
+    """
+    tie = sum(t[..., :0].sum() for t in (q, k, v))  # of no number at all
+    return v.new_zeros(*q.shape[:3], v.shape[-1]) + tie
+
+
 def _layouts(keys: Tensor) -> list[list[int]]:
     """The texts whose real tokens lie at the same places."""
     _, layout = keys.unique(dim=0, return_inverse=True)
@@ -53,7 +65,7 @@ def _group(attend: Callable[..., Tensor], qkv: list[Tensor], entries: list[int],
     picked = [t[first : first + many] if together else t[torch.tensor(entries, device=t.device)] for t in qkv]
     places = real.nonzero()[:, 0]
     if len(places) == 0:
-        return torch.zeros_like(picked[2])
+        return silent(*picked)
     start, stop = int(places[0]), int(places[-1]) + 1
     if stop - start == len(places):
         return F.pad(attend(*(t[:, :, start:stop] for t in picked)), (0, 0, start, len(real) - stop))

@@ -13,7 +13,7 @@ from .again import differentiated
 from .dispatch import fusable
 from .fused import _backward, _forward
 from .hop import hop
-from .merge import merge
+from .merge import Part, merge
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -52,23 +52,42 @@ def joined(
     >>> torch.allclose(joined(q, k, v, halves, 1.0), (q @ k.mT).softmax(-1) @ v, atol=1e-5)
     True
     """
-    if q.device.type == "cpu" and fusable(q, k, v):
+    q, scale = (q, scale) if scale >= 0 else (-q, -scale)  # a causal kernel hides by -inf * scale
+    if q.device.type == "cpu" and fusable(q, k, v) and scale > 0:
         return Joined.apply(q, k, v, pieces, scale)  # type: ignore[return-value]
     return composed(q, k, v, pieces, scale)
 
 
 def composed(q: Tensor, k: Tensor, v: Tensor, pieces: Sequence[Piece], scale: float) -> Tensor:
     """The same by hops and a merge."""
-    parts = []
+    return merge(*(_layer(q, k, v, some, scale) for some in _layers(pieces, q.shape[2])))[0]
+
+
+def _layers(pieces: Sequence[Piece], tokens: int) -> list[list[tuple[Piece, Tensor]]]:
+    """Pieces of different queries together, each with the numbers of its queries: so many layers as a query has pieces."""
+    number, layers = torch.arange(tokens).view(1, 1, -1, 1), []
+    taken = torch.ones(tokens, dtype=torch.bool)
     for piece in pieces:
+        place = piece.queries(number).flatten()
+        if bool(taken[place].any()):
+            layers.append([])
+            taken = torch.zeros_like(taken)
+        layers[-1].append((piece, place))
+        taken[place] = True
+    return layers
+
+
+def _layer(q: Tensor, k: Tensor, v: Tensor, pieces: list[tuple[Piece, Tensor]], scale: float) -> Part:
+    """The part of some pieces that share no query; nothing (lse -inf) for the queries of none."""
+    parts = []
+    for piece, _ in pieces:
         bias = None if piece.added is None else piece.added.to(torch.promote_types(q.dtype, torch.float32))[None, None]
         out, lse = hop(*_blocks(piece, q, k, v), mask=Mask(causal=piece.causal, bias=bias), scale=scale)
-        whole, seen = q.new_zeros(*q.shape[:3], v.shape[-1]), lse.new_full((*q.shape[:3], 1), -torch.inf)
-        for canvas, found in ((whole, out), (seen, lse[..., None])):
-            place = piece.queries(canvas)
-            place.copy_(found.reshape(place.shape))
-        parts.append((whole, seen[..., 0]))
-    return merge(*parts)[0]
+        parts.append((out.reshape(*q.shape[:2], -1, v.shape[-1]), lse.reshape(*q.shape[:2], -1)))
+    place = torch.cat([place for _, place in pieces]).to(q.device)
+    out, lse = torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
+    whole, seen = out.new_zeros(*q.shape[:3], v.shape[-1]), lse.new_full(q.shape[:3], -torch.inf)
+    return whole.index_copy(2, place, out), seen.index_copy(2, place, lse)
 
 
 class Joined(torch.autograd.Function):
