@@ -27,9 +27,9 @@ def bert(seed: int = 0) -> Checkpoint:
     return Checkpoint(BertModel(BertConfig(**SIZES, max_position_embeddings=48)).eval(), tokenizer(), "tiny-bert")
 
 
-def llama(seed: int = 0) -> Checkpoint:
+def llama(seed: int = 0, positions: int = 128) -> Checkpoint:
     torch.manual_seed(seed)
-    config = LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=128)
+    config = LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=positions)
     return Checkpoint(LlamaForCausalLM(config).eval(), tokenizer(), "tiny-llama")
 
 
