@@ -6,7 +6,7 @@ from models import llama, words
 
 from heedful import Capture, scan
 from heedful.attention import Mask
-from heedful.statistics import Entropy, Evenness, KeySensitivity, QuerySensitivity, ValueSensitivity
+from heedful.statistics import Entropy, Evenness, KeySensitivity, Load, QuerySensitivity, ValueSensitivity
 
 LAYER = "model.layers.1.self_attn"
 
@@ -39,14 +39,15 @@ def test_one_text_errs_as_the_textbook_says(kind):
 def test_two_texts_alike_err_twice_as_far_as_one():
     sample = torch.arange(0, 60, 5)
     one = captured(1, 60, sample)
-    two = Capture("0", *(t.expand(2, -1, -1, -1) for t in (one.q, one.k, one.v)), one.mask, sample=sample)
+    q, k, v = (t.expand(2, -1, -1, -1) for t in (one.q, one.k, one.v))
+    two = Capture("0", q, k, v, one.mask, sample=sample)
     assert torch.allclose(Entropy.of(two).variance, 4 * Entropy.of(one).variance)
 
 
 def test_texts_of_two_batches_err_apart():
     parts = [Entropy.of(captured(1, 60, torch.arange(i, 60, 5), seed=i)) for i in range(3)]
     whole = parts[0] + parts[1] + parts[2]
-    assert torch.allclose(whole.variance, sum(p.variance for p in parts))
+    assert torch.allclose(whole.variance, torch.stack([p.variance for p in parts]).sum(0))
     assert torch.allclose(whole.mean, torch.stack([p.mean for p in parts]).mean(0))
 
 
@@ -63,3 +64,17 @@ def test_one_sampled_row_gives_no_honest_error_and_none_no_weight(sample, what):
 @pytest.mark.parametrize("kind", [Entropy, ValueSensitivity, KeySensitivity, QuerySensitivity])
 def test_a_text_of_one_token_is_known_without_error(kind):
     assert (kind.of(captured(2, 1, None)).variance == 0).all()
+
+
+def test_the_busiest_key_of_a_sample_is_picked_by_luck_so_it_has_no_error():
+    whole, some = (Load.of(captured(2, 60, sample)) for sample in (None, torch.arange(0, 60, 5)))
+    assert (whole.result()["busiest"].error == 0).all()
+    assert some.result()["busiest"].error.isnan().all()
+    assert (whole + some).result()["busiest"].error.isnan().all()
+    assert "at most" in Load.columns["busiest"]
+
+
+def test_the_busiest_key_of_samples_is_at_least_as_busy_on_average():
+    found = [Load.of(captured(1, 60, torch.randperm(60, generator=torch.Generator().manual_seed(i))[:12])) for i in range(30)]
+    mean = torch.stack([f.result()["busiest"].value for f in found]).mean(0)
+    assert (mean > Load.of(captured(1, 60, None)).result()["busiest"].value).all()
