@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import bert, llama, words
+from models import bert, llama, whisper, words
 from test_findings import same
 from torch import nn
 
@@ -108,6 +108,13 @@ def test_plain_pytorch_models_are_scanned_too():
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     found = scan(model, [{"src": torch.randn(2, 7, 16)}])
     assert list(found.layers) == ["layers.0.self_attn", "layers.1.self_attn"]
+
+
+def test_what_a_model_writes_of_sounds_is_looked_at_once():
+    found = scan(whisper(), [{"input_features": torch.randn(2, 8, 40)}], rows=None)
+    assert all(layer["Load"].tensors["texts"] == 2 for layer in found.layers.values())
+    assert found.layers["model.encoder.layers.0.self_attn"]["Entropy"].tensors["weight"] == 40
+    assert all(depth.tensors["texts"] == 2 for depth in found.depths.values())
 
 
 def test_a_model_that_the_seam_does_not_reach_is_refused_and_nothing_is_written(tmp_path):
