@@ -126,6 +126,12 @@ def test_a_model_that_the_seam_does_not_reach_is_refused_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_plain_model_without_attention_is_refused_and_nothing_is_written(tmp_path):
+    with pytest.raises(Unreachable, match="Linear read a batch without an attention call"):
+        scan(nn.Linear(4, 4), [{"input": torch.randn(2, 3, 4)}], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     "setting, said",
     [({"rows": 1}, "at least 2"), ({"limit": 0}, "at least 1"), ({"batch": 0}, "at least 1"), ({"resume": True}, "give it as out"),

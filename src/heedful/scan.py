@@ -18,7 +18,7 @@ from .about import About, versions
 from .checkpoint import Checkpoint, load
 from .files import write
 from .findings import Findings
-from .huggingface import attention_modules, coverage, watching, watching_sdpa
+from .huggingface import Unreachable, attention_modules, coverage, watching, watching_sdpa
 from .inputs import Reading, collate, read
 from .looking import Look, watching_states
 from .progress import bar
@@ -27,6 +27,7 @@ from .statistics import ALL
 from .texts import items
 
 PARTIAL = "unfinished.safetensors"
+ADVICE = "give a model that calls torch's scaled_dot_product_attention or transformers' attention interface"
 EVERY = 30.0  # seconds between two copies of an unfinished scan
 
 
@@ -137,6 +138,8 @@ class _Work:
                 self.about = replace(self.about, missed=_missed(model, ready))
             else:
                 run(model, ready)
+        if not self.look.layers:
+            raise Unreachable(f"{type(model).__name__} read a batch without an attention call that could be seen; {ADVICE}.")
 
     @contextmanager
     def _begun(self) -> Iterator[None]:
