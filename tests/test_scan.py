@@ -76,10 +76,12 @@ def test_texts_that_were_cut_are_counted():
 
 def test_a_model_is_left_as_it_was():
     model = bert().model.train()
+    model.get_submodule("embeddings").eval()
+    training = [module.training for module in model.modules()]
     before = model.config._attn_implementation
     state = {name: x.clone() for name, x in model.state_dict().items()}
     scan(Checkpoint(model, bert().processor), TEXTS[:1])
-    assert model.training
+    assert [module.training for module in model.modules()] == training
     assert model.config._attn_implementation == before
     assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

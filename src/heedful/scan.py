@@ -254,9 +254,10 @@ def _shifted(config: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Without dropout, and afterwards as it was."""
-    training = model.training
+    training = {module: module.training for module in model.modules()}  # a part may be frozen in a model that trains
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module, was in training.items():
+            module.training = was
