@@ -99,6 +99,13 @@ def test_ready_made_inputs_are_read_as_they_are():
     assert same(scan(model, [batch], rows=None), scan(model, TEXTS[:2], rows=None, batch=2), 1e-5)
 
 
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min])
+def test_tokens_are_not_counted_from_masks_of_a_row_for_each_query(hidden):
+    mask = torch.zeros(2, 1, 10, 10).masked_fill(torch.arange(10) >= 8, hidden)
+    found = scan(bert(), [{"input_ids": torch.randint(4, 60, (2, 10)), "attention_mask": mask}])
+    assert (found.about.texts, found.about.tokens) == (2, 20)
+
+
 def test_token_ids_are_read_as_they_are():
     model = bert()
     assert same(scan(model, [Tokens(model.tokenizer(TEXTS[0])["input_ids"])]), scan(model, TEXTS[:1]))
