@@ -213,10 +213,12 @@ def test_an_unfinished_scan_goes_on_only_as_what_it_was(tmp_path):
         scan(bert(), TEXTS, out=tmp_path, resume=True)
 
 
-def test_a_folder_that_cannot_be_written_is_found_before_reading(tmp_path):
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_cannot_be_written_is_found_before_reading(tmp_path, resume, monkeypatch):
+    monkeypatch.setattr(sys.modules["heedful.scan"], "run", None)
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="cannot write"):
-        scan(bert(), TEXTS, out=tmp_path / "file")
+        scan(bert(), TEXTS, out=tmp_path / "file", resume=resume)
 
 
 def test_no_text_counts_for_nothing_where_padding_would():

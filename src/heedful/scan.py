@@ -90,11 +90,11 @@ class _Work:
             raise ValueError(
                 f"{self.out} holds an unfinished scan; go on with it by resume=True (--resume), or remove {begun.name} there to start over."
             )
-        if not resume:
-            write(begun, self.findings().to_bytes(mark=self.mark, done=0))  # a folder that cannot be written says so now
-            return None
         if not begun.exists():
-            return self._finished()
+            found = self._finished() if resume else None
+            if found is None:
+                write(begun, self.findings().to_bytes(mark=self.mark, done=0))  # a folder that cannot be written says so now
+            return found
         found, header = Findings.read(begun)
         if header.get("mark") != self.mark:
             raise ValueError(
