@@ -45,6 +45,21 @@ def test_hidden_states_are_those_of_the_model():
         assert torch.allclose(found.depths[f"encoder.layer {depth}"].result()["residual"].value, truth, rtol=1e-5)
 
 
+def test_a_block_that_is_called_again_and_again_counts_as_many():
+    from transformers import AlbertConfig, AlbertModel
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "embedding_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64}
+    model = AlbertModel(AlbertConfig(**size, num_hidden_layers=3, max_position_embeddings=48)).eval()
+    ids = torch.randint(4, 60, (1, 9))
+    found = scan(model, [{"input_ids": ids}])
+    states = model(ids, output_hidden_states=True).hidden_states
+    assert len(found.depths) == len(states) == 4
+    for depth, state in zip(found.depths.values(), states, strict=True):
+        assert torch.allclose(depth.result()["residual"].value, Residual.of_states(state).result()["residual"].value, rtol=1e-5)
+    assert any("over 3 blocks" in verdict for verdict in found.verdicts())
+
+
 def test_batches_and_their_padding_do_not_matter():
     assert same(scan(bert(), TEXTS, batch=1), scan(bert(), TEXTS, batch=6), 1e-4)
 
