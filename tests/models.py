@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import torch
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
 
 from heedful import Checkpoint
 
@@ -27,10 +35,24 @@ def bert(seed: int = 0) -> Checkpoint:
     return Checkpoint(BertModel(BertConfig(**SIZES, max_position_embeddings=48)).eval(), tokenizer(), "tiny-bert")
 
 
-def llama(seed: int = 0) -> Checkpoint:
+def llama(seed: int = 0, positions: int = 128) -> Checkpoint:
     torch.manual_seed(seed)
-    config = LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=128)
+    config = LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=positions)
     return Checkpoint(LlamaForCausalLM(config).eval(), tokenizer(), "tiny-llama")
+
+
+def whisper(seed: int = 0) -> Checkpoint:
+    """Hears 40 frames of 8 numbers, and writes."""
+    torch.manual_seed(seed)
+    sides = {
+        f"{side}_{what}": n
+        for side in ("encoder", "decoder")
+        for what, n in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 16))
+    }
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    size = {"d_model": 16, "vocab_size": 50, "max_source_positions": 20, "max_target_positions": 100, "num_mel_bins": 8}
+    config = WhisperConfig(**{**sides, **special, **size, "suppress_tokens": None, "begin_suppress_tokens": None})
+    return Checkpoint(WhisperForConditionalGeneration(config).eval())
 
 
 def words(count: int, seed: int = 0) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models import bert, llama, words
+from models import bert, llama, whisper, words
 
 from heedful import capture
 from heedful.mechanisms import Softmax
@@ -30,3 +30,10 @@ def test_layers_can_be_chosen():
 def test_texts_may_be_limited_and_cut():
     (calls,) = capture(bert(), TEXTS, limit=1, length=5, layers=["encoder.layer.0.attention.self"]).values()
     assert [call.q.shape[-2] for call in calls] == [5]
+
+
+def test_what_a_model_writes_of_a_sound_is_made_before_watching():
+    """Each layer is called once, not once for each token that is written."""
+    found = capture(whisper(), [{"input_features": torch.randn(2, 8, 40)}])
+    assert [len(calls) for calls in found.values()] == [1, 1, 1]
+    assert found["model.decoder.layers.0.self_attn"][0].q.shape[-2] > 1

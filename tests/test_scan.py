@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import bert, llama, words
+from models import bert, llama, whisper, words
 from test_findings import same
 from torch import nn
 
@@ -45,6 +45,21 @@ def test_hidden_states_are_those_of_the_model():
         assert torch.allclose(found.depths[f"encoder.layer {depth}"].result()["residual"].value, truth, rtol=1e-5)
 
 
+def test_a_block_that_is_called_again_and_again_counts_as_many():
+    from transformers import AlbertConfig, AlbertModel
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "embedding_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64}
+    model = AlbertModel(AlbertConfig(**size, num_hidden_layers=3, max_position_embeddings=48)).eval()
+    ids = torch.randint(4, 60, (1, 9))
+    found = scan(model, [{"input_ids": ids}])
+    states = model(ids, output_hidden_states=True).hidden_states
+    assert len(found.depths) == len(states) == 4
+    for depth, state in zip(found.depths.values(), states, strict=True):
+        assert torch.allclose(depth.result()["residual"].value, Residual.of_states(state).result()["residual"].value, rtol=1e-5)
+    assert any("over 3 blocks" in verdict for verdict in found.verdicts())
+
+
 def test_batches_and_their_padding_do_not_matter():
     assert same(scan(bert(), TEXTS, batch=1), scan(bert(), TEXTS, batch=6), 1e-4)
 
@@ -76,10 +91,12 @@ def test_texts_that_were_cut_are_counted():
 
 def test_a_model_is_left_as_it_was():
     model = bert().model.train()
+    model.get_submodule("embeddings").eval()
+    training = [module.training for module in model.modules()]
     before = model.config._attn_implementation
     state = {name: x.clone() for name, x in model.state_dict().items()}
     scan(Checkpoint(model, bert().processor), TEXTS[:1])
-    assert model.training
+    assert [module.training for module in model.modules()] == training
     assert model.config._attn_implementation == before
     assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
@@ -97,6 +114,13 @@ def test_ready_made_inputs_are_read_as_they_are():
     assert same(scan(model, [batch], rows=None), scan(model, TEXTS[:2], rows=None, batch=2), 1e-5)
 
 
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min])
+def test_tokens_are_not_counted_from_masks_of_a_row_for_each_query(hidden):
+    mask = torch.zeros(2, 1, 10, 10).masked_fill(torch.arange(10) >= 8, hidden)
+    found = scan(bert(), [{"input_ids": torch.randint(4, 60, (2, 10)), "attention_mask": mask}])
+    assert (found.about.texts, found.about.tokens) == (2, 20)
+
+
 def test_token_ids_are_read_as_they_are():
     model = bert()
     assert same(scan(model, [Tokens(model.tokenizer(TEXTS[0])["input_ids"])]), scan(model, TEXTS[:1]))
@@ -110,12 +134,25 @@ def test_plain_pytorch_models_are_scanned_too():
     assert list(found.layers) == ["layers.0.self_attn", "layers.1.self_attn"]
 
 
+def test_what_a_model_writes_of_sounds_is_looked_at_once():
+    found = scan(whisper(), [{"input_features": torch.randn(2, 8, 40)}], rows=None)
+    assert all(layer["Load"].tensors["texts"] == 2 for layer in found.layers.values())
+    assert found.layers["model.encoder.layers.0.self_attn"]["Entropy"].tensors["weight"] == 40
+    assert all(depth.tensors["texts"] == 2 for depth in found.depths.values())
+
+
 def test_a_model_that_the_seam_does_not_reach_is_refused_and_nothing_is_written(tmp_path):
     from transformers import BloomConfig, BloomModel
 
     model = BloomModel(BloomConfig(hidden_size=16, n_head=2, n_layer=1, vocab_size=64))
     with pytest.raises(Unreachable, match="BloomAttention"):
         scan(Checkpoint(model, bert().processor), TEXTS[:1], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plain_model_without_attention_is_refused_and_nothing_is_written(tmp_path):
+    with pytest.raises(Unreachable, match="Linear read a batch without an attention call"):
+        scan(nn.Linear(4, 4), [{"input": torch.randn(2, 3, 4)}], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -191,10 +228,12 @@ def test_an_unfinished_scan_goes_on_only_as_what_it_was(tmp_path):
         scan(bert(), TEXTS, out=tmp_path, resume=True)
 
 
-def test_a_folder_that_cannot_be_written_is_found_before_reading(tmp_path):
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_cannot_be_written_is_found_before_reading(tmp_path, resume, monkeypatch):
+    monkeypatch.setattr(sys.modules["heedful.scan"], "run", None)
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="cannot write"):
-        scan(bert(), TEXTS, out=tmp_path / "file")
+        scan(bert(), TEXTS, out=tmp_path / "file", resume=resume)
 
 
 def test_no_text_counts_for_nothing_where_padding_would():

@@ -13,7 +13,7 @@ from torch import nn
 from .attention import Capture
 from .checkpoint import Checkpoint, load
 from .inputs import Sample, collate, read
-from .scan import evaluating, run, watching_calls
+from .scan import evaluating, prepare, run, watching_calls
 from .texts import items
 
 
@@ -51,6 +51,9 @@ def calls(checkpoint: Checkpoint, group: list[Sample], wanted: set[str] | None =
             kept = {name: None if x is None else x.detach() for name in ("q", "k", "v", "out") for x in [getattr(call, name)]}
             found.setdefault(call.layer, []).append(dataclasses.replace(call, **kept))
 
-    with evaluating(checkpoint.model), watching_calls(checkpoint.model, keep), torch.no_grad():
-        run(checkpoint.model, collate(checkpoint, group))
+    model = checkpoint.model
+    with evaluating(model):
+        inputs = prepare(model, collate(checkpoint, group))
+        with watching_calls(model, keep), torch.no_grad():
+            run(model, inputs)
     return found

@@ -15,7 +15,7 @@ from .huggingface import attention_modules, coverage, watching
 from .inputs import allowed_length
 from .looking import Look
 from .ops.dispatch import fusable
-from .scan import run
+from .scan import prepare, run
 from .statistics import Entropy
 
 TOKENS = 24
@@ -42,7 +42,7 @@ class Diagnosis:
 def doctor(model: str | Path | nn.Module | Checkpoint) -> Diagnosis:
     """Let a model read a little made-up input, through its own attention and through the seam."""
     checkpoint = load(model)
-    inputs = made_up(checkpoint)
+    inputs = prepare(checkpoint.model, made_up(checkpoint))
     own = _states(checkpoint.model, inputs)
     found = coverage(checkpoint.model, lambda: run(checkpoint.model, inputs))
     look = Look((Entropy,), None, 0)

@@ -101,11 +101,14 @@ def blocks(layers: Sequence[str]) -> dict[str, list[str]]:
 
 @contextmanager
 def watching_states(model: nn.Module, layers: Sequence[str], look: Look) -> Iterator[None]:
-    """Show `look` what goes into each stack of blocks and what comes out of each block."""
-    handles = []
+    """Show `look` what goes into each stack of blocks and what comes out of each block.
+
+    A block that reads what was just made stands one deeper, so one that is called again and again (ALBERT) is many.
+    """
+    handles, last = [], {}
     for stack, names in blocks(layers).items():
         for depth, name in enumerate(names):
-            handles.append(model.get_submodule(name).register_forward_hook(_after(look, stack, depth), with_kwargs=True))
+            handles.append(model.get_submodule(name).register_forward_hook(_after(look, stack, depth, last), with_kwargs=True))
     try:
         yield
     finally:
@@ -113,13 +116,18 @@ def watching_states(model: nn.Module, layers: Sequence[str], look: Look) -> Iter
             handle.remove()
 
 
-def _after(look: Look, stack: str, depth: int) -> Any:
+def _after(look: Look, stack: str, place: int, last: dict[str, tuple[Tensor, int]]) -> Any:
+    """A hook for the block at this place; `last` holds what each stack made last, and at which depth."""
+
     def after(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         given = args[0] if args else kwargs.get("hidden_states")
         made = output[0] if isinstance(output, tuple) and output else output
+        before, deep = last.get(stack, (None, 0))
+        depth = deep if given is before and before is not None else place
         if depth == 0 and isinstance(given, Tensor) and given.ndim == 3:
             look.states(f"{stack} 0", given)
         if isinstance(made, Tensor) and made.ndim == 3:
             look.states(f"{stack} {depth + 1}", made)
+            last[stack] = made, depth + 1
 
     return after

@@ -18,7 +18,7 @@ from .about import About, versions
 from .checkpoint import Checkpoint, load
 from .files import write
 from .findings import Findings
-from .huggingface import attention_modules, coverage, watching, watching_sdpa
+from .huggingface import Unreachable, attention_modules, coverage, watching, watching_sdpa
 from .inputs import Reading, collate, read
 from .looking import Look, watching_states
 from .progress import bar
@@ -27,6 +27,7 @@ from .statistics import ALL
 from .texts import items
 
 PARTIAL = "unfinished.safetensors"
+ADVICE = "give a model that calls torch's scaled_dot_product_attention or transformers' attention interface"
 EVERY = 30.0  # seconds between two copies of an unfinished scan
 
 
@@ -89,11 +90,11 @@ class _Work:
             raise ValueError(
                 f"{self.out} holds an unfinished scan; go on with it by resume=True (--resume), or remove {begun.name} there to start over."
             )
-        if not resume:
-            write(begun, self.findings().to_bytes(mark=self.mark, done=0))  # a folder that cannot be written says so now
-            return None
         if not begun.exists():
-            return self._finished()
+            found = self._finished() if resume else None
+            if found is None:
+                write(begun, self.findings().to_bytes(mark=self.mark, done=0))  # a folder that cannot be written says so now
+            return found
         found, header = Findings.read(begun)
         if header.get("mark") != self.mark:
             raise ValueError(
@@ -115,23 +116,30 @@ class _Work:
 
     def read(self, advance: Callable[[int], None]) -> None:
         """Read the batches that are left."""
-        model, saved = self.checkpoint.model, time.monotonic()
+        saved = time.monotonic()
         batches = self.reading.batches
         advance(sum(s.size for group in batches[: self.done] for s in group))
-        layers = list(attention_modules(model))
-        with self._begun(), watching_calls(model, self.look.call), watching_states(model, layers, self.look):
+        with self._begun():
             for group in batches[self.done :]:
                 inputs = collate(self.checkpoint, group)
-                self.look.begin(inputs)
-                if self.done == 0:
-                    self.about = replace(self.about, missed=_missed(model, inputs))
-                else:
-                    run(model, inputs)
+                self._look_at(inputs)
                 self._count(group, inputs)
                 advance(sum(sample.size for sample in group))
                 if self.out is not None and time.monotonic() - saved > EVERY:
                     write(self.out / PARTIAL, self.findings().to_bytes(mark=self.mark, done=self.done))
                     saved = time.monotonic()
+
+    def _look_at(self, inputs: dict[str, Any]) -> None:
+        """Read one batch before the watchers."""
+        model, ready = self.checkpoint.model, prepare(self.checkpoint.model, inputs)
+        self.look.begin(inputs)
+        with watching_calls(model, self.look.call), watching_states(model, list(attention_modules(model)), self.look):
+            if self.done == 0:
+                self.about = replace(self.about, missed=_missed(model, ready))
+            else:
+                run(model, ready)
+        if not self.look.layers:
+            raise Unreachable(f"{type(model).__name__} read a batch without an attention call that could be seen; {ADVICE}.")
 
     @contextmanager
     def _begun(self) -> Iterator[None]:
@@ -148,7 +156,9 @@ class _Work:
     def _count(self, group: list, inputs: dict[str, Any]) -> None:
         self.done += 1
         first = next(x for x in inputs.values() if isinstance(x, Tensor))
-        tokens = int(inputs["attention_mask"].sum()) if "attention_mask" in inputs else sum(s.size for s in group)
+        mask = inputs.get("attention_mask")
+        flat = isinstance(mask, Tensor) and mask.ndim == 2  # one of a row for each query says no number of tokens
+        tokens = int(mask.sum()) if flat else sum(s.size for s in group)
         texts = len(group) if group[0].kind != "Mapping" else len(first)
         self.about = replace(self.about, texts=self.about.texts + texts, tokens=self.about.tokens + tokens)
 
@@ -195,9 +205,23 @@ def _missed(model: nn.Module, inputs: dict[str, Any]) -> dict[str, str]:
     return dict(found.missed)
 
 
+def prepare(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs with what a decoder reads: what its encoder reads, or what the model makes of sounds. To be called before watching."""
+    config = getattr(model, "config", None)
+    if not getattr(config, "is_encoder_decoder", False) or "decoder_input_ids" in inputs:
+        return inputs
+    if "input_ids" in inputs:
+        return {**inputs, **_shifted(config, inputs)}
+    if hasattr(model, "generate"):
+        made = model.generate(**inputs, max_new_tokens=64, do_sample=False)  # type: ignore[operator]
+    else:  # a body without a head to write with reads the first token
+        made = torch.full((len(next(iter(inputs.values()))), 1), _start(config), device=next(model.parameters()).device)
+    return {**inputs, "decoder_input_ids": made}
+
+
 def run(model: nn.Module, inputs: dict[str, Any]) -> None:
-    """Let the part of a model that attends read one batch; a head over the vocabulary is not computed."""
-    body, inputs = _body(model, inputs)
+    """Let the part of a model that attends read a prepared batch; a head over the vocabulary is not computed."""
+    body = _body(model, inputs)
     accepted = inspect.signature(body.forward).parameters
     if "use_cache" in accepted:
         inputs = {**inputs, "use_cache": False}
@@ -205,23 +229,13 @@ def run(model: nn.Module, inputs: dict[str, Any]) -> None:
         body(**inputs)
 
 
-def _body(model: nn.Module, inputs: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-    """The module to call, and its inputs: a decoder reads what its encoder reads, or what the model makes of sounds."""
-    config = getattr(model, "config", None)
+def _body(model: nn.Module, inputs: dict[str, Any]) -> nn.Module:
+    """The module to call: the one tower that the inputs are for, or all but the head."""
     two_towers = {"input_ids": "text_model", "pixel_values": "vision_model"}
     for name, tower in two_towers.items():
         if hasattr(model, "text_model") and hasattr(model, "vision_model") and set(inputs) & set(two_towers) == {name}:
-            return getattr(model, tower), inputs
-    body = getattr(model, "base_model", model)
-    if not getattr(config, "is_encoder_decoder", False) or "decoder_input_ids" in inputs:
-        return body, inputs
-    if "input_ids" in inputs:
-        return body, {**inputs, **_shifted(config, inputs)}
-    if hasattr(model, "generate"):
-        made = model.generate(**inputs, max_new_tokens=64, do_sample=False)  # type: ignore[operator]
-    else:  # a body without a head to write with reads the first token
-        made = torch.full((len(next(iter(inputs.values()))), 1), _start(config), device=next(model.parameters()).device)
-    return body, {**inputs, "decoder_input_ids": made}
+            return getattr(model, tower)
+    return getattr(model, "base_model", model)
 
 
 def _start(config: Any) -> int:
@@ -242,9 +256,10 @@ def _shifted(config: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Without dropout, and afterwards as it was."""
-    training = model.training
+    training = {module: module.training for module in model.modules()}  # a part may be frozen in a model that trains
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module, was in training.items():
+            module.training = was

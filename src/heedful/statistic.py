@@ -64,11 +64,33 @@ class Statistic:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
+def sampling_variance(x: Tensor, valid: Tensor, stands_for: Tensor) -> Tensor:
+    """The variance that sampling rows adds to the sum over texts of N times the mean of x, (heads, ...), as in `TokenMean.over`.
+
+    The texts of a call share the positions that are looked at, so a position is what was drawn: z_i adds up what it adds to every text,
+    and the sum of z_i^2 is the variance. For one text that is N^2 s^2/n (1 - n/N). nan where one row stands for more.
+
+    >>> x, some = torch.tensor([1.0, 2, 3]).expand(2, 1, 3), torch.ones(2, 3, dtype=torch.bool)
+    >>> one, two = (sampling_variance(x[:n], some[:n], torch.tensor([6.0, 6.0])[:n]).item() for n in (1, 2))
+    >>> round(one, 4), round(two, 4)  # two texts alike err alike
+    (6.0, 24.0)
+    """
+    x = x.double()
+    like = (slice(None), None, *[None] * (x.ndim - 3))  # per batch entry, broadcast over heads and what follows
+    seen = valid[(slice(None), None, slice(None), *[None] * (x.ndim - 3))]
+    n = valid.sum(-1).double()
+    unseen = (1 - n / stands_for.clamp_min(1)).clamp_min(0)
+    weight = stands_for / n.clamp_min(1) * (unseen * n / (n - 1).clamp_min(1)).sqrt()
+    weight = weight.masked_fill((n == 1) & (stands_for > 1), torch.nan)
+    mean = x.masked_fill(~seen, 0).sum(2, keepdim=True) / n.clamp_min(1)[like][:, :, None]
+    return ((x - mean).masked_fill(~seen, 0) * weight[like][:, :, None]).sum(0).square().sum(1)
+
+
 @dataclass(frozen=True, eq=False)
 class TokenMean(Statistic):
     """The mean over tokens of a number per query row, with the variance that sampling rows adds.
 
-    A text of N tokens of which n were looked at enters with weight N and variance N^2 s^2/n (1 - n/N).
+    A text of N tokens of which n were looked at enters with weight N; its variance is that of `sampling_variance`.
     """
 
     total: Float[Tensor, "heads ..."]
@@ -92,9 +114,8 @@ class TokenMean(Statistic):
         seen = valid[(slice(None), None, slice(None), *[None] * (x.ndim - 3))]
         count = valid.sum(-1).double()
         mean = x.masked_fill(~seen, 0).sum(2) / count.clamp_min(1)[like]
-        spread = (x - mean[:, :, None]).masked_fill(~seen, 0).square().sum(2) / (count - 1).clamp_min(1)[like]
-        unseen = (stands_for * (stands_for - count).clamp_min(0) / count.clamp_min(1))[like]  # N^2/n (1 - n/N)
-        return cls((mean * stands_for[like]).sum(0), stands_for.sum(), (spread * unseen).sum(0))
+        variance = sampling_variance(x, valid, stands_for)
+        return cls((mean * stands_for[like]).sum(0), stands_for.sum(), variance)
 
     @property
     def mean(self) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Capture
-from ..statistic import Estimate, Statistic
+from ..statistic import Estimate, Statistic, kept_largest
 
 BINS = 16
 
@@ -18,30 +18,30 @@ BINS = 16
 class Load(Statistic):
     """The mass that the busiest key of a text receives, as a share of all; and mass received by position in the text, in 16 bins.
 
+    Where rows are sampled the busiest key is picked by luck too: its share is biased upwards and its error nan.
+
     >>> q, k, v = torch.zeros(3, 1, 1, 32, 4)
     >>> Load.of(Capture("layer", q, k, v)).result()["busiest"].value * 32
     tensor([1.], dtype=torch.float64)
     """
 
-    columns: ClassVar[dict[str, str]] = {"busiest": "share of all mass that the busiest key of a text receives"}
+    columns: ClassVar[dict[str, str]] = {
+        "busiest": "share of all mass that the busiest key of a text receives (where rows were sampled, at most this on average)"
+    }
 
     busiest: Tensor  # (heads,) summed over texts
-    variance: Tensor  # (heads,) of that sum, from sampling rows
     received: Tensor  # (heads, bins) shares summed over texts
     texts: Tensor  # ()
+    sampled: Tensor = kept_largest()  # () 1 where some row was not looked at
 
     @classmethod
     def of(cls, capture: Capture) -> Self:
         count = capture.rows.valid.sum(-1).double()
-        n, total = count.clamp_min(1)[:, None], capture.stands_for[:, None]
-        load, squares = capture.columns.load.double(), capture.columns.squares.double()
-        share, where = load.max(-1)  # (batch, heads)
-        share = share / n
-        spread = (squares.gather(-1, where[..., None])[..., 0] / n - share**2).clamp_min(0)
-        variance = spread / n * (1 - n / total.clamp_min(1)).clamp_min(0)
+        n, load = count.clamp_min(1)[:, None], capture.columns.load.double()
+        share = load.amax(-1) / n  # (batch, heads)
         bins = torch.stack([part.sum(-1) for part in _parts(load, capture)], -1) / n[..., None]
         seen = count > 0
-        return cls(share[seen].sum(0), variance[seen].sum(0), bins[seen].sum(0), seen.sum().double())
+        return cls(share[seen].sum(0), bins[seen].sum(0), seen.sum().double(), (capture.stands_for > count).any().double())
 
     @property
     def by_position(self) -> Tensor:
@@ -49,7 +49,8 @@ class Load(Statistic):
         return self.received / self.texts
 
     def result(self) -> dict[str, Estimate]:
-        return {"busiest": Estimate(self.busiest / self.texts, self.variance.sqrt() / self.texts)}
+        share = self.busiest / self.texts
+        return {"busiest": Estimate(share, torch.full_like(share, torch.nan) if self.sampled else torch.zeros_like(share))}
 
 
 def _parts(load: Tensor, capture: Capture) -> list[Tensor]:

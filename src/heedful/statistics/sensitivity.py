@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..attention import Capture
 from ..ops.sensitivity import query_norms
-from ..statistic import Estimate, Statistic, TokenMean, kept_largest
+from ..statistic import Estimate, Statistic, TokenMean, kept_largest, sampling_variance
 
 SPREAD = 4  # queries of a text whose own Jacobian is measured
 SHORT = 64  # a text of no more tokens is measured at all of them
@@ -39,13 +39,11 @@ class _PerKey(Statistic):
         n = count.clamp_min(1)[:, None]
         x = by_row.double().masked_fill(~seen[:, None], 0)
         mean = x.sum(-1) / n
-        spread = (x - mean[..., None]).masked_fill(~seen[:, None], 0).square().sum(-1) / (n - 1).clamp_min(1)
-        unseen = total * (total - count).clamp_min(0) / count.clamp_min(1)  # N^2/n (1 - n/N)
         largest = by_key.amax(-1).double() / n * total[:, None]
         found = count > 0
         return cls(
             (mean * total[:, None])[found].sum(0),
-            (spread * unseen[:, None])[found].sum(0),
+            sampling_variance(by_row, seen, total),
             capture.sources[found].sum().double(),
             largest[found].sum(0),
             found.sum().double(),
