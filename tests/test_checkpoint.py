@@ -80,6 +80,33 @@ def test_a_models_own_code_is_not_run_unasked(folder):
         load(folder)
 
 
+@pytest.fixture
+def unasked(monkeypatch):
+    """Fails where transformers asks whether to run code."""
+    monkeypatch.setattr("builtins.input", lambda text="": pytest.fail(f"asked: {text}"))
+
+
+def test_a_processors_own_code_gives_way_to_the_tokenizer_without_asking(folder, unasked):
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    (folder / "processor_config.json").write_text(json.dumps({"auto_map": {"AutoProcessor": "evil.Evil"}}))
+    assert load(folder).tokenizer("w1")["input_ids"] == [2, 5, 3]
+
+
+def test_a_tokenizers_own_code_is_refused_without_asking(folder, unasked):
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    (folder / "tokenizer.json").unlink()
+    own = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(own))
+    with pytest.raises(ValueError, match=r"tokenizer or processor of .* remote_code=True"):
+        load(folder)
+
+
+def test_a_known_models_own_code_is_not_run_or_asked_about(folder, unasked):
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    edit(folder, auto_map={"AutoModel": "evil.Evil", "AutoConfig": "evil.Evil"}, architectures=None)
+    assert type(load(folder).model).__module__.startswith("transformers.")
+
+
 def test_a_model_type_that_transformers_does_not_know_is_refused(folder):
     edit(folder, model_type="unheard_of")
     with pytest.raises(ValueError, match="'unheard_of', which this transformers does not know"):

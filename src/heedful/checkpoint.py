@@ -69,15 +69,14 @@ def load(
     place, options = _located(source)
     if options.get("gguf_file") is None:
         _refuse_foreign_code(place, str(source), remote_code)
-    if remote_code:
-        options["trust_remote_code"] = True
+    options["trust_remote_code"] = remote_code  # where nothing is said transformers asks on the terminal
     wanted = dtype or (torch.float32 if device.type == "cpu" else "auto")
     try:
         model, told = _model_class(place, options).from_pretrained(place, dtype=wanted, output_loading_info=True, **options)
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"cannot load {source}: {_first_line(error)}") from error
     _refuse_gaps(model, told["missing_keys"], str(source))
-    return Checkpoint(model.to(device).eval(), _processor(place, options), _short(str(source)))
+    return Checkpoint(model.to(device).eval(), _processor(place, options, str(source)), _short(str(source)))
 
 
 def _total(tensor: Tensor) -> float:
@@ -172,8 +171,8 @@ def _model_class(place: str, options: dict[str, Any]) -> Any:
     return transformers.AutoModelForCausalLM if causal and not config.architectures else transformers.AutoModel
 
 
-def _processor(place: str, options: dict[str, Any]) -> Any:
-    """The tokenizer or processor, None where the checkpoint has none."""
+def _processor(place: str, options: dict[str, Any], source: str) -> Any:
+    """The tokenizer or processor, None where the checkpoint has none; one that needs foreign code gives way to a plain tokenizer."""
     from transformers import AutoProcessor, AutoTokenizer
 
     for kind in (AutoTokenizer,) if "gguf_file" in options else (AutoProcessor, AutoTokenizer):
@@ -181,7 +180,23 @@ def _processor(place: str, options: dict[str, Any]) -> Any:
             return kind.from_pretrained(place, **options)
         except (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError):
             continue
+    if not options["trust_remote_code"] and _wants_code(place):
+        raise ValueError(
+            f"the tokenizer or processor of {source} is Python code of its own, which is not run unless you ask: read it, and if you "
+            "trust it pass remote_code=True (--remote-code)."
+        )
     return None
+
+
+def _wants_code(place: str) -> bool:
+    """Whether the tokenizer or processor of a checkpoint names code of its own."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
+        found = Path(place) / name if Path(place).is_dir() else try_to_load_from_cache(place, name)
+        if isinstance(found, str | Path) and Path(found).is_file() and b'"auto_map"' in Path(found).read_bytes():
+            return True
+    return False
 
 
 def _first_line(error: BaseException) -> str:
