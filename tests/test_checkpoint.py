@@ -6,7 +6,8 @@ import pytest
 import torch
 from models import bert, llama
 
-from heedful import Checkpoint, load
+from heedful import Checkpoint, load, swap, unswap
+from heedful.mechanisms import Hard, Softmax
 
 
 @pytest.fixture
@@ -49,6 +50,41 @@ def test_half_precision_weights_are_read_as_float32_on_a_cpu(tmp_path):
 def test_fingerprints_tell_weights_apart():
     assert bert(0).fingerprint == bert(0).fingerprint
     assert bert(0).fingerprint != bert(1).fingerprint
+
+
+def test_fingerprints_do_not_depend_on_threads_or_on_the_precision_of_the_copy():
+    made = bert()
+    threads, first = torch.get_num_threads(), made.fingerprint
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert made.fingerprint == first
+    finally:
+        torch.set_num_threads(threads)
+    made.model.bfloat16()
+    half = made.fingerprint
+    made.model.float()
+    assert half == made.fingerprint != first
+
+
+def test_fingerprints_see_weights_that_change_places():
+    made = bert()
+    first = made.fingerprint
+    weight = made.model.encoder.layer[0].attention.self.query.weight.data
+    weight.copy_(weight.flip(0))  # the sum is as before
+    assert made.fingerprint != first
+
+
+def test_fingerprints_tell_swapped_mechanisms_apart():
+    made = bert()
+    first, layer = made.fingerprint, "encoder.layer.0.attention.self"
+    found = {first}
+    for mechanism in (Softmax(beta=2.0), Softmax(beta=3.0), Hard()):
+        swap(made.model, {layer: mechanism})
+        found.add(made.fingerprint)
+    assert len(found) == 4
+    unswap(made.model)
+    assert made.fingerprint == first
 
 
 def test_a_missing_folder_is_named():

@@ -41,13 +41,16 @@ class Checkpoint:
 
     @property
     def fingerprint(self) -> str:
-        """A digest that tells models with other weights or another configuration apart."""
+        """A digest that tells models with other weights, another configuration or other mechanisms apart, on any machine."""
         whole = hashlib.sha256()
         if self.config is not None:
             known = {k: v for k, v in self.config.to_dict().items() if k not in ("_name_or_path", "transformers_version", "dtype")}
             whole.update(json.dumps(known, sort_keys=True, default=str).encode())
+        for name, module in self.model.named_modules():
+            if name.rpartition(".")[2] == "heedful":  # a mechanism that was swapped in
+                whole.update(f"{name} {module!r}".encode())
         for name, tensor in self.model.state_dict().items():
-            whole.update(f"{name} {tuple(tensor.shape)} {_total(tensor)}".encode())
+            _digest(whole, name, tensor)
         return whole.hexdigest()
 
 
@@ -79,9 +82,16 @@ def load(
     return Checkpoint(model.to(device).eval(), _processor(place, options, str(source)), _short(str(source)))
 
 
-def _total(tensor: Tensor) -> float:
-    """The sum in double precision, in pieces that fit a cache."""
-    return sum((part.sum(dtype=torch.float64).item() for part in tensor.flatten().split(2**17)), 0.0)
+def _digest(whole: Any, name: str, tensor: Any) -> None:
+    """Add the bytes of a tensor, in small pieces; half precision counts as the float32 that a CPU would load."""
+    if not isinstance(tensor, Tensor):
+        whole.update(f"{name} {tensor!r}".encode())
+        return
+    whole.update(f"{name} {tuple(tensor.shape)}".encode())
+    half = tensor.dtype in (torch.float16, torch.bfloat16)
+    for part in tensor.detach().reshape(-1).split(2**20):
+        exact = part.cpu().float() if half else part.cpu()
+        whole.update(exact.contiguous().view(torch.uint8).numpy())
 
 
 def _refuse_gaps(model: nn.Module, missing: Iterable[str], source: str) -> None:
