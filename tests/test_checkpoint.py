@@ -174,3 +174,15 @@ def test_weights_that_are_missing_from_the_file_are_told(folder):
 
 def test_a_name_and_a_processor_can_be_given():
     assert Checkpoint(bert().model, name="mine").tokenizer is None
+
+
+@pytest.mark.parametrize("device, said", [("cuda:99", "torch finds"), ("gpu", "no device 'gpu'")])
+def test_a_device_that_is_not_there_is_told(folder, device, said):
+    with pytest.raises(ValueError, match=said):
+        load(folder, device=device)
+
+
+def test_a_gpu_is_refused_where_torch_has_none(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="torch finds 0 GPUs"):
+        load(folder, device="cuda")

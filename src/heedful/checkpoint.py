@@ -68,7 +68,7 @@ def load(
         return source
     if isinstance(source, nn.Module):
         return Checkpoint(source, None, type(source).__name__)
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _device(device)
     place, options = _located(source)
     if options.get("gguf_file") is None:
         _refuse_foreign_code(place, str(source), remote_code)
@@ -80,6 +80,20 @@ def load(
         raise ValueError(f"cannot load {source}: {_first_line(error)}") from error
     _refuse_gaps(model, told["missing_keys"], str(source))
     return Checkpoint(model.to(device).eval(), _processor(place, options, str(source)), _short(str(source)))
+
+
+def _device(wanted: str | torch.device | None) -> torch.device:
+    """The device that was asked for, if it is there; unasked a GPU where there is one."""
+    try:
+        device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ValueError(f"there is no device {wanted!r}; give cpu, cuda, cuda:1 or another that torch knows.") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(
+            f"device is {device} but torch finds {count} GPUs here; give cpu, or install torch with CUDA and a driver."
+        )
+    return device
 
 
 def _digest(whole: Any, name: str, tensor: Any) -> None:
