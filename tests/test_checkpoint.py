@@ -6,7 +6,8 @@ import pytest
 import torch
 from models import bert, llama
 
-from heedful import Checkpoint, load
+from heedful import Checkpoint, load, swap, unswap
+from heedful.mechanisms import Hard, Softmax
 
 
 @pytest.fixture
@@ -51,6 +52,41 @@ def test_fingerprints_tell_weights_apart():
     assert bert(0).fingerprint != bert(1).fingerprint
 
 
+def test_fingerprints_do_not_depend_on_threads_or_on_the_precision_of_the_copy():
+    made = bert()
+    threads, first = torch.get_num_threads(), made.fingerprint
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert made.fingerprint == first
+    finally:
+        torch.set_num_threads(threads)
+    made.model.bfloat16()
+    half = made.fingerprint
+    made.model.float()
+    assert half == made.fingerprint != first
+
+
+def test_fingerprints_see_weights_that_change_places():
+    made = bert()
+    first = made.fingerprint
+    weight = made.model.encoder.layer[0].attention.self.query.weight.data
+    weight.copy_(weight.flip(0))  # the sum is as before
+    assert made.fingerprint != first
+
+
+def test_fingerprints_tell_swapped_mechanisms_apart():
+    made = bert()
+    first, layer = made.fingerprint, "encoder.layer.0.attention.self"
+    found = {first}
+    for mechanism in (Softmax(beta=2.0), Softmax(beta=3.0), Hard()):
+        swap(made.model, {layer: mechanism})
+        found.add(made.fingerprint)
+    assert len(found) == 4
+    unswap(made.model)
+    assert made.fingerprint == first
+
+
 def test_a_missing_folder_is_named():
     with pytest.raises(FileNotFoundError, match=r"no file or folder \./nowhere"):
         load("./nowhere")
@@ -78,6 +114,33 @@ def test_a_models_own_code_is_not_run_unasked(folder):
     edit(folder, model_type="own", architectures=["OwnModel"], auto_map={"AutoModel": "modeling_own.OwnModel"})
     with pytest.raises(ValueError, match="remote_code=True"):
         load(folder)
+
+
+@pytest.fixture
+def unasked(monkeypatch):
+    """Fails where transformers asks whether to run code."""
+    monkeypatch.setattr("builtins.input", lambda text="": pytest.fail(f"asked: {text}"))
+
+
+def test_a_processors_own_code_gives_way_to_the_tokenizer_without_asking(folder, unasked):
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    (folder / "processor_config.json").write_text(json.dumps({"auto_map": {"AutoProcessor": "evil.Evil"}}))
+    assert load(folder).tokenizer("w1")["input_ids"] == [2, 5, 3]
+
+
+def test_a_tokenizers_own_code_is_refused_without_asking(folder, unasked):
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    (folder / "tokenizer.json").unlink()
+    own = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(own))
+    with pytest.raises(ValueError, match=r"tokenizer or processor of .* remote_code=True"):
+        load(folder)
+
+
+def test_a_known_models_own_code_is_not_run_or_asked_about(folder, unasked):
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    edit(folder, auto_map={"AutoModel": "evil.Evil", "AutoConfig": "evil.Evil"}, architectures=None)
+    assert type(load(folder).model).__module__.startswith("transformers.")
 
 
 def test_a_model_type_that_transformers_does_not_know_is_refused(folder):
@@ -111,3 +174,15 @@ def test_weights_that_are_missing_from_the_file_are_told(folder):
 
 def test_a_name_and_a_processor_can_be_given():
     assert Checkpoint(bert().model, name="mine").tokenizer is None
+
+
+@pytest.mark.parametrize("device, said", [("cuda:99", "torch finds"), ("gpu", "no device 'gpu'")])
+def test_a_device_that_is_not_there_is_told(folder, device, said):
+    with pytest.raises(ValueError, match=said):
+        load(folder, device=device)
+
+
+def test_a_gpu_is_refused_where_torch_has_none(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="torch finds 0 GPUs"):
+        load(folder, device="cuda")

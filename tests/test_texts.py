@@ -51,10 +51,13 @@ def test_json_lines_hold_strings_objects_and_token_ids(tmp_path):
     assert tokens == Tokens([5, 6])
 
 
-@pytest.mark.parametrize("line", ["{not json", '{"a": "x", "b": "y"}', "17"])
+@pytest.mark.parametrize(
+    "line",
+    ["{not json", '{"a": "x", "b": "y"}', "17", "[]", "[1.5]", '{"input_ids": ["a"]}', '{"input_ids": []}', '{"input_ids": [1.5]}'],
+)
 def test_a_bad_json_line_is_named_by_its_number(tmp_path, line):
     (tmp_path / "a.jsonl").write_text('"good"\n' + line)
-    with pytest.raises(ValueError, match="line 2"):
+    with pytest.raises(ValueError, match=r"line 2.* holds no|line 2 is not JSON"):
         items(tmp_path / "a.jsonl")
 
 
@@ -131,3 +134,13 @@ def test_values_are_told_by_their_type():
 def test_what_cannot_be_read_is_refused(bad):
     with pytest.raises(ValueError, match=r"give|needed"):
         items(bad)
+
+
+def test_a_list_of_paths_gives_all_that_each_holds(tmp_path):
+    (tmp_path / "a.jsonl").write_text('"one"\n"two"\n')
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "b.txt").write_text("three")
+    paths = [tmp_path / name for name in ("a.jsonl", "empty.jsonl", "b.txt")]
+    assert items([*paths, "four"]) == ["one", "two", Long("three"), "four"]
+    with pytest.raises(ValueError, match="nothing to scan"):
+        items([tmp_path / "empty.jsonl"])

@@ -41,13 +41,16 @@ class Checkpoint:
 
     @property
     def fingerprint(self) -> str:
-        """A digest that tells models with other weights or another configuration apart."""
+        """A digest that tells models with other weights, another configuration or other mechanisms apart, on any machine."""
         whole = hashlib.sha256()
         if self.config is not None:
             known = {k: v for k, v in self.config.to_dict().items() if k not in ("_name_or_path", "transformers_version", "dtype")}
             whole.update(json.dumps(known, sort_keys=True, default=str).encode())
+        for name, module in self.model.named_modules():
+            if name.rpartition(".")[2] == "heedful":  # a mechanism that was swapped in
+                whole.update(f"{name} {module!r}".encode())
         for name, tensor in self.model.state_dict().items():
-            whole.update(f"{name} {tuple(tensor.shape)} {_total(tensor)}".encode())
+            _digest(whole, name, tensor)
         return whole.hexdigest()
 
 
@@ -65,24 +68,44 @@ def load(
         return source
     if isinstance(source, nn.Module):
         return Checkpoint(source, None, type(source).__name__)
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _device(device)
     place, options = _located(source)
     if options.get("gguf_file") is None:
         _refuse_foreign_code(place, str(source), remote_code)
-    if remote_code:
-        options["trust_remote_code"] = True
+    options["trust_remote_code"] = remote_code  # where nothing is said transformers asks on the terminal
     wanted = dtype or (torch.float32 if device.type == "cpu" else "auto")
     try:
         model, told = _model_class(place, options).from_pretrained(place, dtype=wanted, output_loading_info=True, **options)
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"cannot load {source}: {_first_line(error)}") from error
     _refuse_gaps(model, told["missing_keys"], str(source))
-    return Checkpoint(model.to(device).eval(), _processor(place, options), _short(str(source)))
+    return Checkpoint(model.to(device).eval(), _processor(place, options, str(source)), _short(str(source)))
 
 
-def _total(tensor: Tensor) -> float:
-    """The sum in double precision, in pieces that fit a cache."""
-    return sum((part.sum(dtype=torch.float64).item() for part in tensor.flatten().split(2**17)), 0.0)
+def _device(wanted: str | torch.device | None) -> torch.device:
+    """The device that was asked for, if it is there; unasked a GPU where there is one."""
+    try:
+        device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ValueError(f"there is no device {wanted!r}; give cpu, cuda, cuda:1 or another that torch knows.") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(
+            f"device is {device} but torch finds {count} GPUs here; give cpu, or install torch with CUDA and a driver."
+        )
+    return device
+
+
+def _digest(whole: Any, name: str, tensor: Any) -> None:
+    """Add the bytes of a tensor, in small pieces; half precision counts as the float32 that a CPU would load."""
+    if not isinstance(tensor, Tensor):
+        whole.update(f"{name} {tensor!r}".encode())
+        return
+    whole.update(f"{name} {tuple(tensor.shape)}".encode())
+    half = tensor.dtype in (torch.float16, torch.bfloat16)
+    for part in tensor.detach().reshape(-1).split(2**20):
+        exact = part.cpu().float() if half else part.cpu()
+        whole.update(exact.contiguous().view(torch.uint8).numpy())
 
 
 def _refuse_gaps(model: nn.Module, missing: Iterable[str], source: str) -> None:
@@ -172,8 +195,8 @@ def _model_class(place: str, options: dict[str, Any]) -> Any:
     return transformers.AutoModelForCausalLM if causal and not config.architectures else transformers.AutoModel
 
 
-def _processor(place: str, options: dict[str, Any]) -> Any:
-    """The tokenizer or processor, None where the checkpoint has none."""
+def _processor(place: str, options: dict[str, Any], source: str) -> Any:
+    """The tokenizer or processor, None where the checkpoint has none; one that needs foreign code gives way to a plain tokenizer."""
     from transformers import AutoProcessor, AutoTokenizer
 
     for kind in (AutoTokenizer,) if "gguf_file" in options else (AutoProcessor, AutoTokenizer):
@@ -181,7 +204,23 @@ def _processor(place: str, options: dict[str, Any]) -> Any:
             return kind.from_pretrained(place, **options)
         except (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError):
             continue
+    if not options["trust_remote_code"] and _wants_code(place):
+        raise ValueError(
+            f"the tokenizer or processor of {source} is Python code of its own, which is not run unless you ask: read it, and if you "
+            "trust it pass remote_code=True (--remote-code)."
+        )
     return None
+
+
+def _wants_code(place: str) -> bool:
+    """Whether the tokenizer or processor of a checkpoint names code of its own."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
+        found = Path(place) / name if Path(place).is_dir() else try_to_load_from_cache(place, name)
+        if isinstance(found, str | Path) and Path(found).is_file() and b'"auto_map"' in Path(found).read_bytes():
+            return True
+    return False
 
 
 def _first_line(error: BaseException) -> str:

@@ -47,6 +47,7 @@ def bar(title: str, total: float | None, written: Callable[[float], str]) -> Ite
     if total is None:
         yield Bar()
         return
-    columns = (TextColumn(title), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[what]}"), console=Console(stderr=True), transient=True) as shown:
+    done, what = (TextColumn(f"{{task.fields[{field}]}}", markup=False) for field in ("done", "what"))
+    columns = (TextColumn(title, markup=False), BarColumn(), done, TimeElapsedColumn(), TimeRemainingColumn(), what)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         yield _Shown(shown, shown.add_task("", total=total, what="", done=""), written, total)

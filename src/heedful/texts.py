@@ -95,15 +95,18 @@ def _of_values(texts: Any) -> Iterator[Item]:
             f"texts is {type(texts).__name__}; give a list of texts, or a path to .txt, .jsonl, .parquet, images or .wav."
         )
     for place, value in enumerate(texts):
-        yield _of_value(value, place)
+        if isinstance(value, Path):
+            yield from _of_path(value)
+        else:
+            yield _of_value(value, place)
 
 
 def _of_value(value: Any, place: int) -> Item:
     """One item of a list, told by its type."""
-    if isinstance(value, str | Long | Image | Sound | Tokens | Mapping):
+    if isinstance(value, Tokens):
+        return Tokens(_ids(value.ids, f"item {place}"))
+    if isinstance(value, str | Long | Image | Sound | Mapping):
         return value
-    if isinstance(value, Path):
-        return next(_of_path(value))
     if type(value).__module__.startswith("PIL."):
         return Image(value)
     if isinstance(value, list | tuple) and value and all(isinstance(x, int) for x in value):
@@ -113,7 +116,7 @@ def _of_value(value: Any, place: int) -> Item:
         if tensor.ndim == 1 and tensor.numel():
             return Sound(tensor.float()) if tensor.is_floating_point() else Tokens(tensor.tolist())
     raise ValueError(
-        f"item {place} is {type(value).__name__}; a text (str), an image (PIL), a mono wave (1-d floats), token ids (1-d ints) "
+        f"item {place} is {type(value).__name__}; a text (str), a path (Path), an image (PIL), a mono wave (1-d floats), token ids (1-d ints) "
         "or a mapping of model inputs is needed."
     )
 
@@ -163,13 +166,19 @@ def _of_record(value: Any, where: str) -> Item:
     if isinstance(value, str):
         return value
     if isinstance(value, dict) and isinstance(value.get("input_ids"), list):
-        return Tokens(value["input_ids"])
+        return Tokens(_ids(value["input_ids"], where))
     strings = {name: x for name, x in value.items() if isinstance(x, str)} if isinstance(value, dict) else {}
     if "text" in strings or len(strings) == 1:
         return strings["text"] if "text" in strings else next(iter(strings.values()))
     raise ValueError(
         f"{where} holds no text: a string, or an object with `text` or one string field is needed; got {str(value)[:60]}."
     )
+
+
+def _ids(ids: Any, where: str) -> list[int]:
+    if not ids or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise ValueError(f"{where} holds no token ids: at least one whole number is needed in the list; got {str(ids)[:60]}.")
+    return list(ids)
 
 
 def _parquet(path: Path) -> Iterator[Item]:

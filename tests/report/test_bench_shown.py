@@ -100,3 +100,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install heedful\[plots\]"):
         plots.bench(made(CLOSE), tmp_path / "bench.png")
+
+
+def test_brackets_in_the_settings_of_a_mechanism_are_shown_as_they_are():
+    assert printed(shown.bench(made(row("Own(which=[a])", "Own", 0.02, 1.0, 0.1)))).count("Own(which=[a])") >= 4

@@ -1,12 +1,13 @@
 """Findings in the terminal."""
 
+import dataclasses
 import io
 
 import pytest
 from models import bert, words
 from rich.console import Console
 
-from heedful import scan
+from heedful import doctor, scan
 from heedful.report import terminal
 
 
@@ -47,3 +48,29 @@ def test_the_overview_carries_every_verdict(found):
 
 def test_depths_are_listed(found):
     assert printed(terminal.depths(found)).count("encoder.layer") == 3
+
+
+def shown(capsys, part) -> str:
+    terminal.show(part)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["pip install heedful[plots].", "saved in out/[/x]", "[red]"])
+def test_brackets_are_shown_as_they_are(capsys, text):
+    assert shown(capsys, text) == f"{text}\n"
+
+
+def test_brackets_in_the_names_of_layers_are_shown_as_they_are(found, capsys):
+    renamed = {f"[/{i}]": layer for i, layer in enumerate(found.layers.values())}
+    about = dataclasses.replace(found.about, model="[bold]", layers=dict(zip(renamed, found.about.layers.values(), strict=True)))
+    odd = dataclasses.replace(found, about=about, layers=renamed, depths={f"[x] {name}": s for name, s in found.depths.items()})
+    assert "[/0].H1" in shown(capsys, terminal.heads(odd))
+    assert "[/1]" in shown(capsys, terminal.grid(odd, "entropy"))
+    assert "[x] encoder.layer 0" in shown(capsys, terminal.depths(odd))
+    assert "[bold]: 2 texts" in shown(capsys, terminal.overview(odd))
+
+
+def test_the_doctor_shows_brackets_as_they_are(capsys):
+    found = doctor(bert())
+    odd = dataclasses.replace(found, layers={"[/x]": next(iter(found.layers.values()))}, missed={"[y]": "no"})
+    assert all(name in shown(capsys, terminal.diagnosis(odd)) for name in ("[/x]", "[y]"))

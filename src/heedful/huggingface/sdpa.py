@@ -77,9 +77,8 @@ def read_sdpa(
     q, k, v = _four(query), _four(key), _four(value)
     batch = max(t.shape[0] for t in (q, k, v))
     q, k, v = (t.expand(batch, -1, -1, -1) for t in (q, k, v))
-    mask = Mask() if attn_mask is None else dense_mask(_as_query(attn_mask, query))
+    mask = Mask(causal=is_causal) if attn_mask is None else dense_mask(_as_query(attn_mask, query))
     factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    mask = replace(mask, causal=is_causal)
     same = mask.keys is not None and q.shape[-2] == k.shape[-2]
     return Capture("", q, k, v, mask, factor, real=mask.real(q.shape[-2]) if same else None)
 

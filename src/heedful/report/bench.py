@@ -37,7 +37,10 @@ def errors(found: Bench) -> Table:
     short = dict(zip(found.about.layers, short_names(list(found.about.layers)), strict=True))
     for row in found.rows:
         table.add_row(
-            row.name, *_errors(row, short), row.sequential, "-" if row.fit_seconds is None else as_seconds(row.fit_seconds)
+            Text(row.name),
+            *map(Text, _errors(row, short)),
+            row.sequential,
+            "-" if row.fit_seconds is None else as_seconds(row.fit_seconds),
         )
     return table
 
@@ -67,7 +70,7 @@ def costs(found: Bench, which: str, quantity: str, title: str) -> Table:
         cells = (_cell(mine.get(length), theirs.get(length), quantity, row is found.exact) for length in found.lengths)
         power, where = row.exponent(which, quantity), found.crossover(row.name, which, quantity)
         crossing = "" if row is found.exact else "-" if where is None else str(where)
-        table.add_row(row.name, *cells, "-" if power is None else f"n^{power:.2f}", crossing)
+        table.add_row(Text(row.name), *cells, "-" if power is None else f"n^{power:.2f}", crossing)
     return table
 
 

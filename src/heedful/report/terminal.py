@@ -40,7 +40,7 @@ def heads(findings: Findings, columns: tuple[str, ...] = HEADS) -> Table:
     for short, found in zip(short_names(list(results)), results.values(), strict=True):
         for head in range(len(next(iter(found.values())).value)):
             cells = (_cell(found[n].value[head].item(), found[n].error[head].item()) if n in found else "" for n in present)
-            table.add_row(head_name(short, head), *cells)
+            table.add_row(Text(head_name(short, head)), *cells)
         table.add_section()
     return table
 
@@ -57,7 +57,7 @@ def grid(findings: Findings, column: str) -> Group:
     for head in range(max(len(layer) for layer in values.values())):
         table.add_column(str(head), justify="right")
     for short, layer in zip(short_names(list(values)), values.values(), strict=True):
-        table.add_row(short, *(Text(_number(x), _shade(x, low, high)) for x in layer.tolist()))
+        table.add_row(Text(short), *(Text(_number(x), _shade(x, low, high)) for x in layer.tolist()))
     return Group(Text(f"{column}: {MEANING[column]}", "italic"), table)
 
 
@@ -68,7 +68,7 @@ def depths(findings: Findings) -> Table:
     for name in rows[0] if rows else ():
         table.add_column(name, justify="left" if name == "depth" else "right")
     for row in rows:
-        table.add_row(*(value if isinstance(value, str) else _number(value) for value in row.values()))
+        table.add_row(*(Text(value if isinstance(value, str) else _number(value)) for value in row.values()))
     return table
 
 
@@ -78,7 +78,7 @@ def show(*parts: RenderableType) -> None:
     if not console.is_terminal:
         console = Console(width=160)
     for part in parts:
-        console.print(part, highlight=False)
+        console.print(Text(part) if isinstance(part, str) else part, highlight=False)  # [plots] is no markup
 
 
 def _cell(value: float, error: float) -> str:
@@ -121,7 +121,7 @@ def diagnosis(found: Diagnosis) -> Group:
         table.add_column(name, justify=side)  # type: ignore[arg-type]
     for name, layer in found.layers.items():
         rules = ", ".join((*layer.rules, *(["other tokens' keys"] if layer.cross else []))) or "none"
-        table.add_row(name, str(layer.heads), str(layer.key_heads), str(layer.dim), str(layer.width), rules)
+        table.add_row(Text(name), str(layer.heads), str(layer.key_heads), str(layer.dim), str(layer.width), rules)
     state = "healthy: scan it" if found.healthy else "not to be trusted: do not scan"
     lines = [
         f"{found.model}: {len(found.layers)} attention layers are seen, {len(found.missed)} are not; {state}.",
