@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from heedful import measuring
-from heedful.measuring import Deadline, OutOfTime, machine, peak_memory, rounds_of, timings
+from heedful.measuring import Deadline, OutOfTime, machine, peak_memory, rounds_of, timing_of, timings
 
 
 class Clock:
@@ -48,6 +48,11 @@ def test_cases_take_turns_and_change_their_order(clock):
 def test_rounds_stop_when_the_budget_is_spent(clock):
     found = rounds_of({"a": lasting(clock, 1)}, {"a": 1}, rounds=9, budget=3.5, least=1)
     assert found["a"].rounds == 4
+
+
+def test_quartiles_lie_within_what_was_measured():
+    found = timing_of([0.001, 0.01])
+    assert 0.001 <= found.low <= found.median <= found.high <= 0.01
 
 
 @pytest.mark.skipif(peak_memory(lambda: None) is None, reason="this system does not tell")

@@ -47,7 +47,8 @@ def bench(
     `model` and `texts` are those of `scan`, of which `limit` are read; or captures of `hd.capture` come in place of both. Mechanisms with `fit`
     learn from every second text, and all are judged on the others. Times and memory are of one layer that stands for all; beyond the longest
     text its rows are drawn again and again for them, and no error is known. Never more than `seconds` and `memory` (bytes, "4GB"; half of
-    what is free) are taken: what does not fit is left out and says so. With `out` the bench is saved there.
+    what is free) are taken: what does not fit is left out and says so. On a CPU a memory below about 500 MB holds only roughly, as what torch
+    and the model load at their first calls comes on top. With `out` the bench is saved there.
     """
     wanted: tuple[int, ...] = _lengths(lengths)
     contenders = [Contender(m) for m in chosen(mechanisms)]
@@ -64,6 +65,7 @@ def bench(
         )
         race = _race(contenders, gathered, budget, seed, shown)
         wanted = tuple(sorted({*wanted, *([] if min(wanted) <= race.tokens else [race.tokens])}))
+        race.warm()
         _learn(race, gathered)
         race.run(wanted)
     found = Bench(_about(checkpoint, race, gathered, heard), wanted, tuple(c.row() for c in contenders))
@@ -137,7 +139,7 @@ def _learn(race: Race, gathered: Gathered) -> None:
             why = "it learns from texts other than those it is judged on; give at least 2 texts"
             contender.give_up(list(contender.by_layer), why)
             continue
-        contender.fit(gathered.fitted, race.budget.left * LEARNING / (len(learners) - number), race.budget)
+        contender.fit(gathered.fitted, race.budget.left * LEARNING / (len(learners) - number), race.budget, race.timed)
 
 
 def _about(checkpoint: Checkpoint | None, race: Race, gathered: Gathered, heard: list) -> About:

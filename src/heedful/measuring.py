@@ -85,7 +85,7 @@ def seconds_of(case: Case, repeats: int = 1) -> float:
 
 
 def timing_of(seconds: list[float]) -> Timing:
-    low, median, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
+    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
     return Timing(median, low, high, len(seconds))
 
 

@@ -112,6 +112,34 @@ def test_a_learner_is_judged_on_other_texts_than_it_learned_from(clock):
     assert found.row("Learner").fit_seconds is not None
 
 
+def test_a_learner_that_refuses_short_texts_learns_from_whole_ones(clock):
+    @dataclass(eq=False)
+    class Learner(Slow):
+        def fit(self, captures):
+            if captures[0].q.shape[-2] <= 128:
+                raise ValueError("too short")
+
+    found = bench(captures(tokens=512), mechanisms=[Learner()], lengths=(512,), seconds=1000.0)
+    assert not found.row("Learner").refused
+    assert 512 in found.row("Learner").figures("forward")
+
+
+def test_the_layer_that_is_timed_is_learned_first(clock):
+    @dataclass(eq=False)
+    class Learner(Slow):
+        def fit(self, captures):
+            self.clock.now += 10.0
+            torch.ones(1)
+
+    given = {name: captures()["0"] for name in "012345"}
+    found = bench(given, mechanisms=[Learner()], lengths=(64,), seconds=SECONDS)
+    row = found.row("Learner")
+    assert found.about.timed not in row.refused
+    assert 0 < len(row.refused) < 6
+    assert 64 in row.figures("forward")
+    assert " stands for " in " ".join(found.verdicts())
+
+
 def test_a_learner_needs_a_second_text(clock):
     @dataclass(eq=False)
     class Learner(Slow):
@@ -119,6 +147,23 @@ def test_a_learner_needs_a_second_text(clock):
 
     found = bench(captures(count=1), mechanisms=[Learner()], lengths=(64,), seconds=SECONDS)
     assert "give at least 2 texts" in found.row("Learner").refused["0"]
+
+
+def test_what_a_first_call_loads_is_loaded_before_memory_is_measured(monkeypatch, clock):
+    events, attend = [], Softmax.attend
+
+    def watched(self, *given, **extra):
+        events.append("called")
+        return attend(self, *given, **extra)
+
+    def measured(case, device):
+        events.append("measured")
+        return case() and None
+
+    monkeypatch.setattr(Softmax, "attend", watched)
+    monkeypatch.setattr(measuring, "peak_memory", measured)
+    bench(captures(), mechanisms=[Softmax()], lengths=(64,), seconds=SECONDS)
+    assert events[:3] == ["called", "called", "measured"]  # forward, training
 
 
 def test_memory_stays_within_the_budget(monkeypatch):

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -13,16 +14,18 @@ from heedful.report import plots
 LENGTHS = (512, 1024, 2048, 4096)
 
 
-def row(name, kind, seconds, power, error=None, lengths=LENGTHS):
-    """A mechanism that takes so many seconds at 512 tokens."""
+def row(name, kind, seconds, power, errors=None, rounds=5, lengths=LENGTHS):
+    """A mechanism that takes so many seconds at 512 tokens, and has these errors by length."""
+    errors = errors if isinstance(errors, dict) else {} if errors is None else {512: errors}
     cells = {}
     for length in lengths:
         took = seconds * (length / 512) ** power
-        costs = {which: Cost(took * x, took * x, took * x, 5, length * 50_000) for which, x in (("forward", 1), ("training", 3))}
-        errors = (
-            {"layer.0.self": [error, error + 0.1], "layer.1.self": [error, error]} if error is not None and length == 512 else {}
-        )
-        cells[length] = Cell(costs, errors)
+        costs = {
+            which: Cost(took * x, took * x, took * x, rounds, length * 50_000) for which, x in (("forward", 1), ("training", 3))
+        }
+        e = errors.get(length)
+        lost = {} if e is None else {"layer.0.self": [e, e + 0.1 if e else e], "layer.1.self": [e, e]}
+        cells[length] = Cell(costs, lost)
     return Row(name, kind, {}, "1", cells)
 
 
@@ -33,8 +36,9 @@ def made(*rivals):
     return Bench(About("tiny", 2, 2, 512, heads, "layer.0.self", shape, (), 0, 60.0, 10**9, 5.0), LENGTHS, (exact, *rivals))
 
 
-CLOSE, FARTHER = row("Close()", "Close", 0.02, 1.0, 0.1), row("Farther()", "Farther", 0.005, 1.0, 0.7)
-SLOW, LSTM = row("Slow()", "Slow", 0.1, 2.0, 0.1), row("recurrent (LSTM)", "Recurrent", 0.04, 1.0)
+ALL = dict.fromkeys(LENGTHS, 0.1)
+CLOSE, FARTHER = row("Close()", "Close", 0.02, 1.0, ALL), row("Farther()", "Farther", 0.005, 1.0, dict.fromkeys(LENGTHS, 0.7))
+SLOW, LSTM = row("Slow()", "Slow", 0.1, 2.0, ALL), row("recurrent (LSTM)", "Recurrent", 0.04, 1.0)
 GONE = Row(
     "Gone()", "Gone", {}, "-", {512: Cell({}, {}, {"forward": "not measured: Gone cannot"})}, {"layer.0.self": "Gone cannot"}
 )
@@ -59,7 +63,7 @@ def test_tables_carry_errors_times_exponents_and_crossovers():
     assert lines["Slow()"].rstrip().endswith("never up to 4,096")
     assert "n^2.00" in lines["Softmax()"]
     errors = said.split("over heads")[1]
-    assert errors.split("Close()")[1].split()[:9] == ["512", ".1", ".1", "to", ".12", ".2", "L0.H1", "0", "of"]
+    assert errors.split("Close()")[1].split()[:9] == ["4,096", ".1", ".1", "to", ".12", ".2", "L0.H1", "0", "of"]
     assert "26 MB" in said
 
 
@@ -69,14 +73,14 @@ def test_the_verdict_names_the_best_and_says_dont():
         said[0]
         == "Below about 1,000 tokens nothing within .3 median output error is faster than exact attention (forward); at 512: don't."
     )
-    assert said[1] == "At 512 tokens 1 of 4 is faster, none of them known to be within .3 median output error: don't."
+    assert said[1] == "At 512 tokens 1 of 4 is faster, none of them known to be within .3 median output error there: don't."
     assert said[2].startswith(
-        "At 4,096 tokens the fastest within .3 median output error is Close(): 4.0x, .1 median output error at 512"
+        "At 4,096 tokens the fastest within .3 median output error is Close(): 4.0x, .1 median output error, 0 of 4 heads above .3 at 4,096"
     )
     by_name = {line.split(":")[0]: line for line in said[3:]}
     assert by_name["Farther()"].endswith(": don't, it computes something else.")
     assert by_name["Slow()"].endswith(": don't, exact attention is not slower.")
-    assert by_name["Close()"].endswith("0 of 4 heads above .3; faster from about 1,000 tokens on.")
+    assert by_name["Close()"].endswith("0 of 4 heads above .3 at 4,096; faster from about 1,000 tokens on.")
     assert "Gone cannot" in by_name["Gone()"]
     assert "1.0x" not in by_name["recurrent (LSTM), for its time alone"]
 
@@ -89,11 +93,69 @@ def test_where_nothing_pays_the_verdict_is_dont():
     )
 
 
+def test_nothing_is_recommended_where_its_error_is_not_known():
+    early = row("Early()", "Early", 0.02, 1.0, {512: 0.1})
+    said = made(early).verdicts()
+    assert said[0].endswith("up to 512 tokens (forward): don't.")
+    assert said[1] == "At 512 tokens none of 1 is faster than exact attention: don't."
+    assert said[2].startswith("At 4,096 tokens no error is known")
+    assert "the fastest within" not in " ".join(said)
+    assert "4.0x faster" in said[3]
+    assert "its error at 4,096 is not known (at 512: .1 median output error, 0 of 4 heads above .3, 2.0x slower)" in said[3]
+
+
+def test_the_best_is_told_at_the_longest_length_that_was_judged():
+    said = made(row("Half()", "Half", 0.02, 1.0, dict.fromkeys(LENGTHS[:3], 0.1))).verdicts()
+    assert said[0].startswith("Below about 1,000 tokens")
+    assert said[2].startswith("At 2,048 tokens the fastest within .3 median output error is Half(): 2.0x, .1 median output error")
+
+
+def test_an_error_too_large_at_a_length_is_not_made_up_for_by_a_smaller_one_elsewhere():
+    said = made(row("Fading()", "Fading", 0.02, 1.0, {512: 0.1, 4096: 0.7})).verdicts()
+    assert said[0].startswith("Nothing here is both faster")
+    (own,) = (line for line in said if line.startswith("Fading()"))
+    assert own.endswith("at 4,096; faster from about 1,000 tokens on: don't, it computes something else.")
+
+
+def test_no_error_at_lengths_where_every_key_is_read_says_nothing_of_longer_ones():
+    said = made(row("Window()", "Window", 0.02, 1.0, {512: 0.0})).verdicts()[3]
+    assert "its error at 4,096 is not known (exact at 512, as it reads every key there)" in said
+
+
+def test_figures_of_a_single_round_say_so():
+    said = made(row("Close()", "Close", 0.02, 1.0, ALL, rounds=1)).verdicts()
+    assert "Close(): 4.0x (timed once each)," in said[2]
+    assert said[3].startswith("Times at 512 and 1,024 and 2,048 and 4,096 tokens are of one or two rounds")
+    assert "(timed once each)" in said[4]
+    assert "timed once" not in " ".join(made(CLOSE).verdicts())
+
+
+def test_a_lead_within_the_scatter_of_the_rounds_is_none():
+    def scattered(quartile):
+        cells = {n: Cell({"forward": Cost(0.8e-5 * n, 0.7e-5 * n, quartile * n, 5)}, {"layer.0.self": [0.1]}) for n in LENGTHS}
+        return Row("Close()", "Close", {}, "1", cells)
+
+    straight = row("Softmax()", "Softmax", 512e-5, 1.0, 0.0)
+    bench = replace(made(scattered(0.9e-5)), rows=(straight, scattered(0.9e-5)))
+    assert bench.crossover("Close").always
+    doubtful = replace(bench, rows=(straight, scattered(1.1e-5)))
+    assert doubtful.crossover("Close").length is None
+    assert not doubtful.faster("Close", 4096)
+
+
 def test_a_plot_is_a_png(tmp_path):
     for rivals in ((CLOSE, FARTHER, SLOW, LSTM, GONE), (), (GONE,), (row("Ours()", "Ours", 0.1, 1.0, None),)):
         pytest.importorskip("matplotlib")
         path = plots.bench(made(*rivals), tmp_path / "bench.png")
         assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_sets_errors_against_times_of_the_same_length_only():
+    pytest.importorskip("matplotlib")
+    assert plots.shared(made(CLOSE, SLOW), "forward") == 4096
+    early = [row(name, name, 0.02, 1.0, {512: 0.1}) for name in ("Early()", "Soon()")]
+    assert plots.shared(made(*early), "forward") == 512
+    assert plots.shared(made(LSTM), "forward") is None
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):

@@ -110,9 +110,9 @@ class Contender:
             else:
                 self.by_layer[name] = copy.deepcopy(self.mechanism)
 
-    def fit(self, layers: dict[str, list[Capture]], seconds: float, budget: Budget) -> None:
-        """Learn from captures, layer by layer, as many layers as there is time for."""
-        start, wanted = measuring.clock(), list(self.by_layer)
+    def fit(self, layers: dict[str, list[Capture]], seconds: float, budget: Budget, first: str | None = None) -> None:
+        """Learn from captures, layer by layer and one before all others, as many layers as there is time for."""
+        start, wanted = measuring.clock(), sorted(self.by_layer, key=lambda name: name != first)
         for number, name in enumerate(wanted):
             taken = measuring.clock() - start
             try:
@@ -145,7 +145,10 @@ class Contender:
         whole = max(c.q.shape[-2] for c in captures)
         for length in (whole // part for part in PROBES if whole // part >= 32):
             pieces = [prefix(c, length) for c in captures]
-            found = measuring.peak_memory(lambda pieces=pieces: self._fitted(pieces, seconds / 4, 1), pieces[0].q.device)
+            try:
+                found = measuring.peak_memory(lambda pieces=pieces: self._fitted(pieces, seconds / 4, 1), pieces[0].q.device)
+            except ValueError:  # too short for it to learn from
+                continue
             known[length] = max(1.0, float(found or 0))
         if known and predicted(known, whole) > budget.room:
             raise ValueError(f"to learn would take about {as_bytes(predicted(known, whole))}")

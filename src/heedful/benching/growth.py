@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 MARGIN = 1.5  # what a prediction allows for
 STEEPEST = 3.0  # power that a prediction believes
+LEAD = 1.05  # times less, from which on a difference counts
 
 
 def exponent(figures: Mapping[int, float]) -> float | None:
@@ -58,8 +59,10 @@ class Crossover:
         return f"always (from {self.shortest:,})" if self.always else f"{max(rounded(self.length), self.shortest):,}"
 
 
-def crossover(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Crossover | None:
-    """From which length on mine stay below theirs, between two measured lengths on logarithms; None without a common length.
+def crossover(mine: Mapping[int, float], theirs: Mapping[int, float], doubted: Collection[int] = ()) -> Crossover | None:
+    """From which length on mine stay clearly below theirs, between two measured lengths on logarithms; None without a common length.
+
+    At lengths that are `doubted`, and where theirs are not `LEAD` times mine, nothing is below.
 
     >>> print(crossover({1000: 2.0, 4000: 8.0}, {1000: 1.0, 4000: 16.0}))
     2,000
@@ -70,13 +73,13 @@ def crossover(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Crossov
     if not common:
         return None
     lead = [math.log(mine[length] / theirs[length]) for length in common]  # below zero where mine take less
-    slower = [i for i, x in enumerate(lead) if x >= 0]
+    slower = [i for i, x in enumerate(lead) if x > -math.log(LEAD) or common[i] in doubted]
     if not slower:
         return Crossover(common[0], common[0], common[-1])
     last = slower[-1]
     if last == len(common) - 1:
         return Crossover(None, common[0], common[-1])
-    part = lead[last] / (lead[last] - lead[last + 1])
+    part = max(0.0, lead[last]) / (max(0.0, lead[last]) - lead[last + 1])
     where = math.exp(math.log(common[last]) + part * math.log(common[last + 1] / common[last]))
     return Crossover(max(where, common[0] + 1e-9), common[0], common[-1])
 

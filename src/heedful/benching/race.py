@@ -15,6 +15,7 @@ from .calls import CASES, Distance, Source, answer, exactly, prefix
 from .contender import Contender, told
 from .result import PASSES, Cost
 
+FEW = 8  # tokens of a call that only loads what torch needs
 PROBED = 64  # tokens of the first look at each mechanism, before longer calls are dared
 STEP = 4  # at most so many times longer is the next look
 ROUNDS = 5
@@ -58,6 +59,12 @@ class Race:
     def tokens(self) -> int:
         """Of the longest text that errors can be judged on."""
         return self.source.tokens
+
+    def warm(self) -> None:
+        """Exact attention over a few tokens, so that what torch loads and starts at its first calls is in no figure."""
+        call = self.source.call(min(FEW, self.tokens))
+        for case in CASES.values():
+            case(self.contenders[0].mechanism, call)()
 
     def run(self, lengths: Sequence[int]) -> None:
         for length, asked in ladder(lengths):

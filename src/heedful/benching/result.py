@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write
-from .growth import Crossover, crossover, exponent
+from .growth import LEAD, Crossover, crossover, exponent
 
 SCHEMA = 1
 FILE = "bench.json"
@@ -80,8 +80,13 @@ class Row:
 
     def error(self, length: int | None = None) -> Error | None:
         """The errors over all heads at a length, the longest that was measured where none is given; None where none was."""
-        lengths = [at for at, cell in self.cells.items() if cell.errors and length in (None, at)]
-        return _summary(self.cells[max(lengths)].errors) if lengths else None
+        at = self.judged if length is None else length
+        return _summary(self.cells[at].errors) if at in self.cells else None
+
+    @property
+    def judged(self) -> int | None:
+        """The longest length at which errors are known."""
+        return max((at for at, cell in self.cells.items() if _summary(cell.errors) is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -132,8 +137,20 @@ class Bench:
         return found[0]
 
     def crossover(self, name: str, which: str = "forward", quantity: str = "seconds") -> Crossover | None:
-        """The length from which on a mechanism takes less than exact attention; None where they share no length."""
-        return crossover(self.row(name).figures(which, quantity), self.exact.figures(which, quantity))
+        """The length from which on a mechanism clearly takes less than exact attention; None where they share no length."""
+        mine, theirs = self.row(name).figures(which, quantity), self.exact.figures(which, quantity)
+        doubted = [n for n in mine.keys() & theirs.keys() if self._overlap(name, n, which)] if quantity == "seconds" else []
+        return crossover(mine, theirs, doubted)
+
+    def faster(self, name: str, length: int, which: str = "forward") -> bool:
+        """Whether a mechanism is faster than exact attention by more than the scatter of the rounds."""
+        times = self.speedup(name, length, which)
+        return times is not None and times >= LEAD and not self._overlap(name, length, which)
+
+    def _overlap(self, name: str, length: int, which: str) -> bool:
+        """Whether the quartiles of a mechanism's seconds reach those of exact attention."""
+        mine, theirs = (row.cells[length].costs[which] for row in (self.row(name), self.exact))
+        return mine.high >= theirs.low and theirs.high >= mine.low
 
     def speedup(self, name: str, length: int, which: str = "forward") -> float | None:
         """How many times the seconds of a mechanism fit into those of exact attention."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .result import FAR, Bench, Row
+from .growth import LEAD
+from .result import FAR, Bench, Error, Row
 
-LEAD = 1.05  # times faster, from which on a difference counts
 NAMES = {"forward": "forward", "training": "forward and backward"}
+NOTHING = 1e-5  # an output error below it is rounding
+FEWEST = 3  # rounds, below which a sentence says so
 
 
 def verdicts(bench: Bench) -> list[str]:
     """The sentences that hold for a bench: all mechanisms together, then each."""
     rivals = [row for row in bench.rows[1:] if row.kind != "Recurrent"]
-    return [*_overall(bench, rivals), *(_of(bench, row) for row in rivals), *_recurrent(bench), *_notes(bench)]
+    return [*_overall(bench, rivals), *_hasty(bench), *(_of(bench, row) for row in rivals), *_recurrent(bench), *_notes(bench)]
 
 
 def number(x: float) -> str:
@@ -26,36 +28,58 @@ def number(x: float) -> str:
     return text[1:] if text.startswith("0.") else text
 
 
+WITHIN = f"within {number(FAR)} median output error"
+
+
 def _overall(bench: Bench, rivals: list[Row]) -> Iterator[str]:
-    """Below which length nothing pays, and what is best at the shortest and the longest."""
+    """Below which length nothing pays, and what is best at the shortest and the longest of those that errors are known at."""
     measured = sorted(bench.exact.figures("forward").keys() & {n for row in rivals for n in row.figures("forward")})
     if not measured:
         return
-    close = [row for row in rivals if (e := row.error()) is not None and e.median <= FAR]
-    starts = [c for row in close if (c := bench.crossover(row.name)) is not None and c.length is not None]
-    within = f"within {number(FAR)} median output error"
-    if not starts:
-        yield f"Nothing here is both faster than exact attention and {within}, up to {measured[-1]:,} tokens (forward): don't."
-    elif not any(c.always for c in starts):
-        first = min(starts, key=lambda c: c.length or 0)
-        yield f"Below about {first} tokens nothing {within} is faster than exact attention (forward); at {measured[0]:,}: don't."
-    for length in dict.fromkeys((measured[0], measured[-1])):
+    judged = [length for length in measured if any(row.error(length) for row in rivals)]
+    if judged:
+        yield from _start(bench, rivals, judged)
+    for length in dict.fromkeys((judged[0], judged[-1]) if judged else ()):
         yield _best(bench, rivals, length)
+    if measured[-1] not in judged:
+        yield f"At {measured[-1]:,} tokens no error is known, times alone recommend nothing: judge on longer texts before you choose."
+
+
+def _start(bench: Bench, rivals: list[Row], judged: list[int]) -> Iterator[str]:
+    """From where on something close is faster, as far as errors are known."""
+    pays = [length for length in judged if any(_close(row, length) and bench.faster(row.name, length) for row in rivals)]
+    if not pays:
+        yield f"Nothing here is both faster than exact attention and {WITHIN}, up to {judged[-1]:,} tokens (forward): don't."
+    elif pays[0] != judged[0]:
+        yield (
+            f"Below about {_from(bench, rivals, pays[0])} tokens nothing {WITHIN} is faster than exact attention (forward); "
+            f"at {judged[0]:,}: don't."
+        )
+
+
+def _from(bench: Bench, rivals: list[Row], length: int) -> str:
+    """The first crossover of those that pay at a length, or the length where none comes before it."""
+    paying = [row for row in rivals if _close(row, length) and bench.faster(row.name, length)]
+    found = [c for row in paying if (c := bench.crossover(row.name)) is not None and c.length is not None and c.length <= length]
+    return str(min(found, key=lambda c: c.length or 0)) if found else f"{length:,}"
+
+
+def _close(row: Row, length: int) -> bool:
+    """Whether a mechanism is known to give nearly what attention gives at that very length."""
+    error = row.error(length)
+    return error is not None and error.median <= FAR
 
 
 def _best(bench: Bench, rivals: list[Row], length: int) -> str:
-    """The fastest at a length of those that give nearly what attention gives."""
-    faster = [(s, row) for row in rivals if (s := bench.speedup(row.name, length)) is not None and s > LEAD]
-    close = [(s, row) for s, row in faster if (e := row.error()) is not None and e.median <= FAR]
+    """The fastest at a length of those that give nearly what attention gives there."""
+    faster = [(bench.speedup(row.name, length) or 0.0, row) for row in rivals if bench.faster(row.name, length)]
+    close = [(s, row) for s, row in faster if _close(row, length)]
     if close:
         s, row = max(close, key=lambda pair: pair[0])
-        return f"At {length:,} tokens the fastest within {number(FAR)} median output error is {row.name}: {s:.1f}x, {_lost(bench, row)}."
+        return f"At {length:,} tokens the fastest {WITHIN} is {row.name}: {s:.1f}x{_once(bench, row, length)}, {_lost(bench, row, length)}."
     if faster:
         verb = "is" if len(faster) == 1 else "are"
-        return (
-            f"At {length:,} tokens {len(faster)} of {len(rivals)} {verb} faster, none of them known to be within {number(FAR)} median "
-            "output error: don't."
-        )
+        return f"At {length:,} tokens {len(faster)} of {len(rivals)} {verb} faster, none of them known to be {WITHIN} there: don't."
     return f"At {length:,} tokens none of {len(rivals)} is faster than exact attention: don't."
 
 
@@ -68,10 +92,16 @@ def _of(bench: Bench, row: Row) -> str:
     speed = bench.speedup(row.name, length) or 0.0
     training = bench.speedup(row.name, length, "training")
     both = "" if training is None else f" ({_times(training)}, forward and backward)"
-    told = f"{row.name}: {_times(speed)} than exact attention at {length:,} tokens{both}, {_lost(bench, row)}"
+    told = f"{row.name}: {_times(speed)} than exact attention at {length:,} tokens{both}{_once(bench, row, length)}, {_lost(bench, row, length)}"
     where = bench.crossover(row.name)
     pays = "" if where is None or where.length is None or where.always else f"; faster from about {where} tokens on"
-    return f"{told}{pays}{_dont(row, speed)}."
+    return f"{told}{pays}{_dont(bench, row, length)}."
+
+
+def _once(bench: Bench, row: Row, length: int) -> str:
+    """That figures rest on fewer than three rounds, where they do."""
+    rounds = min(r.cells[length].costs["forward"].rounds for r in (row, bench.exact))
+    return "" if rounds >= FEWEST else f" (timed {'once' if rounds == 1 else 'twice'} each)"
 
 
 def _times(speed: float) -> str:
@@ -80,20 +110,40 @@ def _times(speed: float) -> str:
     return f"{1 / speed:.1f}x slower" if speed <= 1 / LEAD else "no faster"
 
 
-def _lost(bench: Bench, row: Row) -> str:
-    """The error of a row, where it was measured, as part of a sentence."""
-    error = row.error()
-    if error is None:
-        return "its error is not known"
-    where = max(length for length, cell in row.cells.items() if cell.errors)
-    return f"{number(error.median)} median output error at {where:,}, {error.far} of {error.heads} heads above {number(FAR)}"
+def _lost(bench: Bench, row: Row, length: int) -> str:
+    """The error of a row at a length as part of a sentence; where it is not known there, that, and what is known."""
+    error = row.error(length)
+    if error is not None:
+        return f"{_heads(error)} at {length:,}" + (
+            ", where it is exact and tells nothing of longer texts" if vacuous(bench, row) else ""
+        )
+    unknown = f"its error at {length:,} is not known"
+    if row.judged is None:
+        return unknown
+    if vacuous(bench, row):
+        return f"{unknown} (exact at {row.judged:,}, as it reads every key there)"
+    shorter, times = row.error(), bench.speedup(row.name, row.judged)
+    then = "" if times is None else f", {_times(times)}"
+    return unknown if shorter is None else f"{unknown} (at {row.judged:,}: {_heads(shorter)}{then})"
 
 
-def _dont(row: Row, speed: float) -> str:
-    error = row.error()
+def vacuous(bench: Bench, row: Row) -> bool:
+    """Whether a mechanism is judged only where it leaves nothing out, and timed where it may."""
+    error, lengths = row.error(), row.figures("forward")
+    return error is not None and error.worst < NOTHING and row is not bench.exact and max(lengths, default=0) > (row.judged or 0)
+
+
+def _heads(error: Error) -> str:
+    return f"{number(error.median)} median output error, {error.far} of {error.heads} heads above {number(FAR)}"
+
+
+def _dont(bench: Bench, row: Row, length: int) -> str:
+    error, speed = row.error(), bench.speedup(row.name, length) or 0.0
     if speed < LEAD:
         return ": don't, exact attention is not slower"
-    return ": don't, it computes something else" if error is not None and error.median > FAR else ""
+    if error is None or error.median <= FAR:
+        return ""
+    return ": don't, it computes something else" + ("" if row.judged == length else f" at {row.judged:,} already")
 
 
 def _why(row: Row) -> str:
@@ -107,6 +157,20 @@ def _recurrent(bench: Bench) -> Iterator[str]:
         if row.kind == "Recurrent" and common:
             speed = bench.speedup(row.name, common[-1]) or 0.0
             yield f"{row.name}, for its time alone: {_times(speed)} than exact attention at {common[-1]:,} tokens, which it reads one after the other."
+
+
+def _hasty(bench: Bench) -> Iterator[str]:
+    """Lengths where the budget left time for a round or two."""
+    hasty = [
+        f"{n:,}"
+        for n in bench.lengths
+        if any(c.rounds < FEWEST for r in bench.rows if n in r.cells for c in r.cells[n].costs.values())
+    ]
+    if hasty:
+        yield (
+            f"Times at {' and '.join(hasty)} tokens are of one or two rounds: differences below about 1.5x may be chance; "
+            "give more seconds for better."
+        )
 
 
 def _notes(bench: Bench) -> Iterator[str]:

@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..benching.budget import as_bytes, as_seconds
+from ..benching.growth import LEAD
 from ..benching.result import FAR, Bench, Row
-from ..benching.verdict import LEAD, NAMES, number
+from ..benching.verdict import NAMES, number
 from ..verdicts import head_name, short_names
 
 

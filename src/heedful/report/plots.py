@@ -23,7 +23,7 @@ Looks = dict[str, dict[str, Any]]
 
 
 def bench(found: Bench, path: str | Path, which: str = "forward") -> Path:
-    """Draw a bench as a PNG: error against time at the longest length that most share, and time against length with the crossovers."""
+    """Draw a bench as a PNG: error against time at the longest length that most were judged at, and time against length with the crossovers."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -49,9 +49,10 @@ def _look(row: Row, place: int) -> dict[str, Any]:
 
 
 def shared(found: Bench, which: str) -> int | None:
-    """The longest length at which exact attention and most of those ever measured with it were measured."""
-    counts = {length: sum(length in row.figures(which) for row in found.rows) for length in found.exact.figures(which)}
-    return max((length for length, count in counts.items() if 2 * count > max(counts.values())), default=None)
+    """The longest length at which most of those that were ever judged were judged and timed, exact attention among them."""
+    rivals = [row for row in found.rows[1:] if row.judged is not None]
+    counts = {n: sum(n in row.figures(which) and row.error(n) is not None for row in rivals) for n in found.exact.figures(which)}
+    return max((n for n, count in counts.items() if count and 2 * count > max(counts.values())), default=None)
 
 
 def _errors(axes: Any, found: Bench, which: str, looks: Looks) -> None:
@@ -59,7 +60,7 @@ def _errors(axes: Any, found: Bench, which: str, looks: Looks) -> None:
     length = shared(found, which)
     points = []
     for row in found.rows[1:]:
-        error, seconds = row.error(), row.figures(which).get(length or 0)
+        error, seconds = row.error(length or 0), row.figures(which).get(length or 0)
         if error is None or seconds is None:
             continue
         low, median, high = (min(x, TOP) for x in (error.low, error.median, error.high))
@@ -72,13 +73,13 @@ def _errors(axes: Any, found: Bench, which: str, looks: Looks) -> None:
         axes.annotate("exact attention", at, (5, 0), ("data", "axes fraction"), "offset points", rotation=90, va="top", **SMALL)
     axes.axhspan(FAR, TOP, color="0.94", zorder=0)
     axes.annotate("computes something else", (0.015, FAR + 0.012), xycoords=("axes fraction", "data"), color=GREY, **SMALL)
-    axes.set(xscale="log", ylim=(0, TOP), xlabel=f"milliseconds of one call ({NAMES[which]}) at {length or 0:,} tokens")
+    where = "" if length is None else f" at {length:,} tokens"
+    axes.set(xscale="log", ylim=(0, TOP), xlabel=f"milliseconds of one call ({NAMES[which]}){where}")
     axes.set_ylabel("relative output error: median and quartiles of the heads")
     axes.margins(x=0.22)
     _plain(axes.xaxis)
     _named(axes, sorted(points), looks)
-    judged = {max(n for n, cell in row.cells.items() if cell.errors) for row in found.rows if row.error() is not None}
-    axes.set_title(f"lost, judged at {' and '.join(f'{n:,}' for n in sorted(judged)) or 'no'} tokens", fontsize=10.5)
+    axes.set_title("no error is known" if length is None else f"lost and taken at {length:,} tokens", fontsize=10.5)
 
 
 def _named(axes: Any, points: list[tuple[float, float, str]], looks: Looks) -> None:
