@@ -1,11 +1,13 @@
 """The doctor tells whether a model's attention can be seen."""
 
 import dataclasses
+import sys
 
 import pytest
 from models import bert, llama
 
 from heedful import Checkpoint, doctor
+from heedful.scan import run
 
 
 @pytest.mark.parametrize("model", [bert, llama])
@@ -55,3 +57,26 @@ def test_a_difference_is_noticed(monkeypatch):
     found = doctor(llama())
     assert not found.healthy
     assert dataclasses.is_dataclass(found)
+
+
+def test_a_model_in_training_is_examined_without_dropout():
+    made = bert()
+    made.model.train()
+    assert doctor(made).healthy
+    assert made.model.training
+
+
+def test_a_model_that_gives_no_numbers_is_not_healthy():
+    made = bert()
+    made.model.encoder.layer[0].attention.self.value.weight.data.fill_(float("nan"))
+    found = doctor(made)
+    assert not found.healthy
+    assert "not finite" in found.verdict
+
+
+def test_a_model_of_which_nothing_can_be_compared_is_not_healthy(monkeypatch):
+    monkeypatch.setattr(sys.modules["heedful.doctor"], "_states", lambda model, inputs: run(model, inputs) and {})
+    found = doctor(bert())
+    assert found.layers
+    assert not found.healthy
+    assert "no layer can be compared" in found.verdict

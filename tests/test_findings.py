@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import random
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from models import bert, llama, words
 from safetensors.torch import save_file
 
 from heedful import Findings, scan
+from heedful.findings import SCHEMA, _digest
 
 TEXTS = [words(9 + i, i) for i in range(4)]
 
@@ -82,6 +84,36 @@ def test_damaged_findings_are_refused(found, tmp_path, where):
     file.write_bytes(raw)
     with pytest.raises(ValueError, match=r"damaged|newer|without findings"):
         Findings.load(tmp_path)
+
+
+def test_no_flipped_bit_of_the_header_goes_unnoticed(found, tmp_path):
+    raw = (found.save(tmp_path) / "findings.safetensors").read_bytes()
+    about = found.about
+    for place in random.Random(0).sample(range(8, 8 + int.from_bytes(raw[:8], "little")), 300):
+        bad = bytearray(raw)
+        bad[place] ^= 1 << place % 7
+        (tmp_path / "bad").write_bytes(bad)
+        try:
+            loaded = Findings.load(tmp_path / "bad")
+        except ValueError:
+            continue
+        assert loaded.about == about, f"byte {place} changed unnoticed"
+        assert same(loaded, found)
+
+
+def test_a_header_that_no_scan_wrote_is_refused(found, tmp_path):
+    tensors = {"layer/0/Entropy/nothing": torch.ones(2)}
+    header = {"schema": SCHEMA, "layers": ["0"], "depths": [], "about": {}}
+    save_file(tensors, tmp_path / "own", {"heedful": json.dumps({**header, "sum": _digest(header, tensors)})})
+    with pytest.raises(ValueError, match="damaged"):
+        Findings.load(tmp_path / "own")
+
+
+def test_findings_of_another_age_are_told(tmp_path):
+    for schema, said in ((SCHEMA - 1, "older"), (SCHEMA + 1, "newer")):
+        save_file({"a": torch.ones(1)}, tmp_path / "own", {"heedful": json.dumps({"schema": schema})})
+        with pytest.raises(ValueError, match=said):
+            Findings.load(tmp_path / "own")
 
 
 def test_findings_that_were_cut_short_are_refused(found, tmp_path):

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 import torch
-from models import bert, llama, words
+from models import SIZES, bert, llama, words
 
+from heedful import Checkpoint, tokens
 from heedful.inputs import collate, read
 from heedful.texts import Image, Long, Sound, Tokens
 
@@ -87,3 +88,62 @@ def test_readings_of_other_texts_have_other_digests():
     digests = {read(bert(), [words(9, seed)], 8, None).digest for seed in range(5)}
     digests |= {read(bert(), [Sound(torch.full((3,), float(i)))], 8, None).digest for i in range(3)}
     assert len(digests) == 8
+
+
+def test_a_tokenizer_with_more_words_than_the_model_is_refused():
+    model = bert()
+    model.processor.add_tokens(["beyond"])
+    for text in ("beyond", Long("w1 beyond")):
+        with pytest.raises(ValueError, match="knows 0 to 63"):
+            read(model, [text], 8, None)
+
+
+def test_roberta_has_fewer_places_for_tokens_than_positions():
+    from transformers import RobertaConfig, RobertaModel
+
+    model = Checkpoint(RobertaModel(RobertaConfig(**SIZES, max_position_embeddings=34, pad_token_id=1)), bert().processor)
+    reading = read(model, [words(50)], 8, None)
+    assert reading.length == 32
+    model.model(**collate(model, reading.batches[0]))
+    with pytest.raises(ValueError, match="positions for 32"):
+        read(model, ["w1"], 8, 33)
+
+
+def test_a_limit_leaves_the_rest_of_a_long_text_untokenised(monkeypatch):
+    model = bert()
+    monkeypatch.setattr(tokens, "SLICE", 1000)
+    text, seen = words(5000), []
+    whole = [p for g in read(model, [Long(text)], 8, None).batches for s in g for p in s.item.ids if p > 3]
+    assert sorted(whole) == sorted(model.tokenizer(text, add_special_tokens=False)["input_ids"])
+    call = type(model.processor).__call__
+    monkeypatch.setattr(type(model.processor), "__call__", lambda self, t, **k: (seen.append(len(t)), call(self, t, **k))[1])
+    assert read(model, [Long(text)], 8, None, limit=2).size == 96
+    assert sum(seen) < 1100
+
+
+@pytest.mark.parametrize("text", ["", "no end" * 9, "line\nline\n" * 9, " x" * 50, "\n" * 70])
+def test_slices_lose_nothing(monkeypatch, text):
+    monkeypatch.setattr(tokens, "SLICE", 16)
+    assert "".join(tokens._slices(text)) == text
+
+
+@pytest.mark.parametrize("text", ["w1", Long("w1")])
+def test_a_length_that_the_special_tokens_fill_is_refused(text):
+    with pytest.raises(ValueError, match="give at least 3"):
+        read(bert(), [text], 8, 2)
+
+
+def test_lists_in_ready_made_inputs_become_tensors():
+    model = bert()
+    reading = read(model, [model.tokenizer("w1 w2"), dict(model.tokenizer(["w1", "w2"]))], 8, None)
+    assert sizes(reading) == [[6], [4]]
+    for group in reading.batches:
+        model.model(**collate(model, group))
+
+
+def test_ready_made_inputs_that_make_no_tensor_are_told():
+    model = bert()
+    with pytest.raises(ValueError, match="padding=True"):
+        read(model, [model.tokenizer(["w1 w2", "w3"])], 8, None)
+    with pytest.raises(ValueError, match="knows 0 to 63"):
+        read(model, [{"input_ids": [[1, 99]]}], 8, None)

@@ -15,10 +15,11 @@ from .huggingface import attention_modules, coverage, watching
 from .inputs import allowed_length
 from .looking import Look
 from .ops.dispatch import fusable
-from .scan import prepare, run
+from .scan import evaluating, prepare, run
 from .statistics import Entropy
 
 TOKENS = 24
+FAR = 1e-3  # a relative difference that rounding does not explain
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,30 @@ class Diagnosis:
     @property
     def healthy(self) -> bool:
         """Whether a scan of this model can be trusted."""
-        return bool(self.layers) and self.difference < 1e-3
+        return bool(self.layers) and self.difference < FAR  # false for nan
+
+    @property
+    def verdict(self) -> str:
+        """Whether to scan it, and why not."""
+        if self.healthy:
+            return "healthy: scan it"
+        if not self.layers:
+            why = "no attention layer is seen"
+        elif self.difference != self.difference:
+            why = "no layer can be compared, or what they give is not finite"
+        else:
+            why = "what is seen is not the model's own attention"
+        return f"not to be trusted: do not scan ({why})"
 
 
 def doctor(model: str | Path | nn.Module | Checkpoint) -> Diagnosis:
     """Let a model read a little made-up input, through its own attention and through the seam."""
     checkpoint = load(model)
-    inputs = prepare(checkpoint.model, made_up(checkpoint))
+    with evaluating(checkpoint.model):
+        return _examined(checkpoint, prepare(checkpoint.model, made_up(checkpoint)))
+
+
+def _examined(checkpoint: Checkpoint, inputs: dict[str, Any]) -> Diagnosis:
     own = _states(checkpoint.model, inputs)
     found = coverage(checkpoint.model, lambda: run(checkpoint.model, inputs))
     look = Look((Entropy,), None, 0)
@@ -111,15 +129,15 @@ def _states(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _difference(own: dict[str, Tensor], seen: dict[str, Tensor], inputs: dict[str, Any]) -> float:
-    """The largest relative difference on real tokens."""
+    """The largest relative difference on real tokens; nan where nothing can be compared or something is not finite."""
     real = inputs.get("attention_mask")
-    worst = 0.0
+    found = []
     for name in own.keys() & seen.keys():
         a, b = own[name], seen[name]
         if real is not None and a.shape[:2] == real.shape:
             a, b = a[real.bool()], b[real.bool()]
-        worst = max(worst, ((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item())
-    return worst
+        found.append((a - b).abs().max() / a.abs().max().clamp_min(1e-30))
+    return torch.stack(found).max().item() if found else float("nan")  # torch's max keeps a nan
 
 
 def _kernel(checkpoint: Checkpoint) -> str:

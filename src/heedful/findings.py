@@ -23,7 +23,7 @@ from .verdicts import verdicts
 if TYPE_CHECKING:
     import pandas
 
-SCHEMA = 1
+SCHEMA = 2
 FILE = "findings.safetensors"
 
 
@@ -104,8 +104,8 @@ class Findings:
             for part, tensor in statistic.tensors.items()
         }
         order = {"layers": list(self.layers), "depths": list(self.depths)}
-        header = {"schema": SCHEMA, "about": self.about.data, **order, **extra, "sum": _digest(tensors)}
-        return save(tensors, {"heedful": json.dumps(header)})
+        header = {"schema": SCHEMA, "about": self.about.data, **order, **extra}
+        return save(tensors, {"heedful": json.dumps({**header, "sum": _digest(header, tensors)})})
 
     @classmethod
     def load(cls, path: str | Path) -> Findings:
@@ -118,19 +118,11 @@ class Findings:
         """The findings of a file and its header."""
         if not path.exists():
             raise FileNotFoundError(f"there are no findings at {path}; give the folder that `heedful scan` wrote.")
+        header, tensors = _opened(path)
         try:
-            with safe_open(str(path), "pt") as file:
-                header = json.loads((file.metadata() or {}).get("heedful", "{}"))
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is damaged or not a findings file ({error}); scan again, or load another copy.") from error
-        if "schema" not in header:
-            raise ValueError(f"{path} is a safetensors file without findings; give one that `heedful scan` wrote.")
-        if header["schema"] > SCHEMA:
-            raise ValueError(f"{path} was written by a newer heedful (schema {header['schema']}, here {SCHEMA}); upgrade heedful.")
-        if _digest(tensors) != header["sum"]:
-            raise ValueError(f"{path} is damaged: its numbers do not match their checksum; scan again, or load another copy.")
-        return cls._rebuilt(header, tensors), header
+            return cls._rebuilt(header, tensors), header
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged: {error!r} in its header; scan again, or load another copy.") from error
 
     @classmethod
     def _rebuilt(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Findings:
@@ -149,6 +141,26 @@ class Findings:
         return cls(About.of_data(header["about"]), layers, depths)
 
 
+def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors of a file, once their checksum is right."""
+    try:
+        with safe_open(str(path), "pt") as file:
+            header = json.loads((file.metadata() or {}).get("heedful", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged or not a findings file ({error}); scan again, or load another copy.") from error
+    if not isinstance(header, dict) or "schema" not in header:
+        raise ValueError(f"{path} is a safetensors file without findings; give one that `heedful scan` wrote.")
+    if header["schema"] != SCHEMA and header["schema"] in range(100):
+        age = "a newer" if header["schema"] > SCHEMA else "an older"
+        raise ValueError(
+            f"{path} was written by {age} heedful (schema {header['schema']}, here {SCHEMA}); load it with that one, or scan again."
+        )
+    if header.pop("sum", None) != _digest(header, tensors):
+        raise ValueError(f"{path} is damaged: its content does not match its checksum; scan again, or load another copy.")
+    return header, tensors
+
+
 def _known(name: str) -> type[Statistic]:
     if name not in BY_NAME:
         raise ValueError(
@@ -165,10 +177,11 @@ def _results(found: Iterable[Statistic]) -> dict[str, Estimate]:
     return {name: estimate for statistic in found for name, estimate in statistic.result().items()}
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
-    whole = hashlib.sha256()
+def _digest(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    """A checksum of all that a file holds, the header as JSON gives it back."""
+    whole = hashlib.sha256(json.dumps(json.loads(json.dumps(header)), sort_keys=True).encode())
     for name in sorted(tensors):
-        whole.update(name.encode())
+        whole.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
         whole.update(tensors[name].contiguous().numpy().tobytes())
     return whole.hexdigest()
 

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from .checkpoint import Checkpoint
 from .texts import Image, Item, Long, Sound, Tokens
+from .tokens import check_ids, pieces, text_config, tokenized
 
 DEFAULT = 2048  # tokens, where neither the caller nor the model says less
 TOKENS = 8192  # tokens that one batch holds at most
+OTHERS = {"pixel_values", "input_features", "input_values"}
 SHORT = 64  # tokens below which padding costs nothing worth a batch of its own
 
 
@@ -82,10 +84,8 @@ def read(checkpoint: Checkpoint, items: list[Item], batch: int, length: int | No
 
 def allowed_length(checkpoint: Checkpoint, wanted: int | None) -> int:
     """How many tokens of a text are read: as asked, else what the model has positions for, at most 2048."""
-    config = checkpoint.config.get_text_config() if hasattr(checkpoint.config, "get_text_config") else checkpoint.config
-    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
     own = getattr(checkpoint.tokenizer, "model_max_length", None)
-    positions = [x for x in limits if isinstance(x, int) and x > 0]
+    positions = _positions(checkpoint)
     if wanted is None:
         return min([DEFAULT, *positions, *([own] if isinstance(own, int) and own > 0 else [])])
     if wanted < 1:
@@ -95,21 +95,33 @@ def allowed_length(checkpoint: Checkpoint, wanted: int | None) -> int:
     return wanted
 
 
+def _positions(checkpoint: Checkpoint) -> list[int]:
+    """What limits the tokens of a text: positions in the configuration, less where those of RoBERTa and its like start after the padding."""
+    limits = [getattr(text_config(checkpoint), name, None) for name in ("max_position_embeddings", "n_positions")]
+    found = [x for x in limits if isinstance(x, int) and x > 0]
+    for name, module in checkpoint.model.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        if name.endswith("position_embeddings") and padding is not None and getattr(module, "num_embeddings", None) in found:
+            found.append(module.num_embeddings - padding - 1)
+    return found
+
+
 def _samples(checkpoint: Checkpoint, items: list[Item], length: int) -> Iterator[tuple[Sample, bool]]:
     """Each sample with whether it was cut short."""
     texts = [item for item in items if isinstance(item, str)]
-    ids = _tokenized(checkpoint, texts) if texts else iter(())
+    ids = tokenized(checkpoint, texts, length) if texts else iter(())
     for item in items:
         if isinstance(item, str):
             yield _cut(next(ids), length, checkpoint)
         elif isinstance(item, Long):
-            for piece in _pieces(checkpoint, item.text, length):
+            for piece in pieces(checkpoint, item.text, length):
                 yield Sample(Tokens(piece), len(piece)), False
         elif isinstance(item, Tokens):
-            _check_ids(checkpoint, item.ids)
+            check_ids(checkpoint, item.ids)
             yield _cut(item.ids, length, None)
         elif isinstance(item, Mapping):
-            yield Sample(item, _tokens_of(item)), False
+            inputs = _as_tensors(checkpoint, item)
+            yield Sample(inputs, _tokens_of(inputs)), False
         else:
             yield Sample(item, 1), False
 
@@ -122,44 +134,26 @@ def _cut(ids: list[int], length: int, checkpoint: Checkpoint | None) -> tuple[Sa
     return Sample(Tokens(short), length), True
 
 
-def _needs_tokenizer(checkpoint: Checkpoint) -> Any:
-    if checkpoint.tokenizer is None:
-        kind = type(checkpoint.processor).__name__ if checkpoint.processor is not None else "no processor"
+def _as_tensors(checkpoint: Checkpoint, inputs: Mapping) -> dict[str, Any]:
+    """Ready-made inputs, lists of numbers as tensors; token ids in one row, as a tokenizer gives for one text, as a batch of one."""
+    found = {name: _as_tensor(name, value) for name, value in inputs.items()}
+    for name in ("input_ids", "attention_mask", "token_type_ids"):
+        if isinstance(found.get(name), Tensor) and found[name].ndim == 1:
+            found[name] = found[name][None]
+    if isinstance(found.get("input_ids"), Tensor) and not found.keys() & OTHERS:  # places of images may lie beyond the words
+        check_ids(checkpoint, found["input_ids"].flatten().tolist())
+    return found
+
+
+def _as_tensor(name: str, value: Any) -> Any:
+    if not isinstance(value, list | tuple) and not hasattr(value, "__array__"):
+        return value
+    try:
+        return torch.as_tensor(value)
+    except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(
-            f"{checkpoint.name} comes with {kind}, so it cannot read text; give "
-            + ("images or sounds" if checkpoint.processor is not None else "hd.Checkpoint(model, tokenizer), or token ids")
-            + "."
-        )
-    return checkpoint.tokenizer
-
-
-def _tokenized(checkpoint: Checkpoint, texts: list[str]) -> Iterator[list[int]]:
-    tokenizer = _needs_tokenizer(checkpoint)
-    for start in range(0, len(texts), 256):
-        yield from tokenizer(texts[start : start + 256], add_special_tokens=True, verbose=False)["input_ids"]
-
-
-def _pieces(checkpoint: Checkpoint, text: str, length: int) -> list[list[int]]:
-    """A long text cut into pieces that each have the special tokens of a text of their own."""
-    tokenizer = _needs_tokenizer(checkpoint)
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    sample = tokenizer("a", add_special_tokens=True)["input_ids"]
-    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    front = next((i for i in range(len(sample)) if sample[i : i + len(bare)] == bare), 0)
-    before, after = sample[:front], sample[front + len(bare) :]
-    room = max(1, length - len(before) - len(after))
-    pieces = [before + ids[i : i + room] + after for i in range(0, len(ids), room)]
-    if not pieces:
-        raise ValueError("a text file holds no text; give one that is not empty.")
-    return pieces
-
-
-def _check_ids(checkpoint: Checkpoint, ids: list[int]) -> None:
-    size = getattr(checkpoint.config, "vocab_size", None)
-    if size is not None and not all(0 <= i < size for i in ids):
-        raise ValueError(
-            f"token ids reach from {min(ids)} to {max(ids)} but the model knows 0 to {size - 1}; use its own tokenizer."
-        )
+            f"ready-made inputs hold {name!r} that makes no tensor ({error}); let the tokenizer pad: padding=True, return_tensors='pt'."
+        ) from error
 
 
 def _tokens_of(inputs: Mapping) -> int:

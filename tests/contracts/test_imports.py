@@ -18,7 +18,7 @@ ORDER = (  # from the inside out: a part may import what stands before it, and i
     ("verdicts", "spec"),
     ("huggingface", "findings", "texts"),
     ("checkpoint",),
-    ("inputs", "looking"),
+    ("inputs", "tokens", "looking"),
     ("scan",),
     ("doctor", "demo", "capturing"),
     ("benching",),

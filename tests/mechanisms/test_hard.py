@@ -28,8 +28,8 @@ def test_the_first_of_equal_keys_wins():
 def test_only_the_winning_values_get_a_gradient():
     q, k, v = (t.requires_grad_() for t in torch.randn(3, 1, 2, 20, 8).unbind())
     Hard()(q, k, v).sum().backward()
-    assert q.grad is None
-    assert k.grad is None
+    assert q.grad is None or not q.grad.any()
+    assert k.grad is None or not k.grad.any()
     assert torch.equal(torch.autograd.grad(Hard()(q, k, v).sum(), v)[0].sum((-2, -1)), torch.full((1, 2), 20.0 * 8))
 
 

@@ -41,6 +41,11 @@ def test_an_unknown_column_is_refused_with_the_known_ones(found):
         terminal.grid(found, "nope")
 
 
+def test_a_column_of_the_hidden_states_is_told_by_depth(found):
+    with pytest.raises(ValueError, match="'residual' is told by depth"):
+        terminal.grid(found, "residual")
+
+
 def test_the_overview_carries_every_verdict(found):
     said = printed(terminal.overview(found)).replace("\n", " ")
     assert all(verdict.split(":")[0][:100] in said for verdict in found.verdicts())

@@ -48,6 +48,8 @@ def heads(findings: Findings, columns: tuple[str, ...] = HEADS) -> Table:
 def grid(findings: Findings, column: str) -> Group:
     """Layers by heads of one column, the larger the brighter."""
     values = findings.column(column)
+    if not values and any(column in row for row in findings.by_depth()):
+        raise ValueError(f"{column!r} is told by depth, not by head: heedful show FOLDER lists it under hidden states by depth.")
     if not values:
         raise ValueError(f"these findings hold no {column!r}; scan with the statistic that gives it.")
     known = [x for layer in values.values() for x in layer.tolist() if math.isfinite(x)]
@@ -122,9 +124,8 @@ def diagnosis(found: Diagnosis) -> Group:
     for name, layer in found.layers.items():
         rules = ", ".join((*layer.rules, *(["other tokens' keys"] if layer.cross else []))) or "none"
         table.add_row(Text(name), str(layer.heads), str(layer.key_heads), str(layer.dim), str(layer.width), rules)
-    state = "healthy: scan it" if found.healthy else "not to be trusted: do not scan"
     lines = [
-        f"{found.model}: {len(found.layers)} attention layers are seen, {len(found.missed)} are not; {state}.",
+        f"{found.model}: {len(found.layers)} attention layers are seen, {len(found.missed)} are not; {found.verdict}.",
         *(f"- not seen: {name}: {why}" for name, why in found.missed.items()),
         f"- the model's own attention and what is seen differ by {found.difference:.1e} (relative, on real tokens)",
         f"- a scan reads {found.length} tokens of a text unless told otherwise; attention is computed by {found.kernel}",
