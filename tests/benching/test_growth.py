@@ -37,6 +37,7 @@ def test_a_difference_too_small_to_count_is_no_crossover():
     assert crossover({512: 1.0, 1024: 0.97}, {512: 0.5, 1024: 1.0}).length is None
     assert crossover({512: 1.0, 1024: 0.9}, {512: 0.5, 1024: 1.0}).length is not None
     assert crossover({512: 1.0, 1024: 0.5}, {512: 0.5, 1024: 1.0}, doubted=[1024]).length is None
+    assert crossover({512: 0.99, 1024: 0.5}, {512: 1.0, 1024: 1.0}).length == pytest.approx(1024)
 
 
 def test_never_and_always_say_up_to_and_from_where():

@@ -124,6 +124,25 @@ def test_a_learner_that_refuses_short_texts_learns_from_whole_ones(clock):
     assert 512 in found.row("Learner").figures("forward")
 
 
+def test_one_that_learns_in_steps_makes_as_many_as_there_is_time_for(clock):
+    made = []
+
+    @dataclass(eq=False)
+    class Learner(Slow):
+        def fit(self, captures, steps=200):
+            made.append(steps)
+            for _ in range(steps):
+                self.clock.now += 0.1
+                torch.ones(1)
+
+    given = {name: captures()["0"] for name in "012"}
+    found = bench(given, mechanisms=[Learner()], lengths=(64,), seconds=SECONDS)
+    assert not found.row("Learner").refused
+    assert 20 <= made[-1] < 200
+    assert any(f"Learner() learned in {made[-1]} of its 200 steps" in line for line in found.verdicts())
+    assert clock.now <= SECONDS
+
+
 def test_the_layer_that_is_timed_is_learned_first(clock):
     @dataclass(eq=False)
     class Learner(Slow):

@@ -126,7 +126,7 @@ def test_figures_of_a_single_round_say_so():
     said = made(row("Close()", "Close", 0.02, 1.0, ALL, rounds=1)).verdicts()
     assert "Close(): 4.0x (timed once each)," in said[2]
     assert said[3].startswith("Times at 512 and 1,024 and 2,048 and 4,096 tokens are of one or two rounds")
-    assert "(timed once each)" in said[4]
+    assert "; timed once each)" in said[4]
     assert "timed once" not in " ".join(made(CLOSE).verdicts())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,9 @@ from .result import Cell, Row
 from .theory import SEQUENTIAL
 
 RECURRENT = "recurrent (LSTM)"
+TRIED = 3  # steps of a fit that learns in steps, to see what one takes
+PACE = 0.7  # of the time for learning, that steps are to take
+FEWEST = 20  # steps, below which a fit is not worth its name
 PROBES = (8, 4)  # parts of a text that a fit is tried on first, to see what memory it takes
 
 
@@ -82,6 +86,7 @@ class Contender:
     bytes: dict[str, dict[int, float]] = field(default_factory=lambda: {"forward": {}, "training": {}})
     failed: dict[str, str] = field(default_factory=dict)  # by pass, or `error`: no more of it
     fit_seconds: float | None = None
+    steps: int | None = None  # of a fit, where its own number takes too long
 
     @property
     def name(self) -> str:
@@ -118,6 +123,7 @@ class Contender:
             try:
                 if number == 0:
                     self._probe(layers[name], seconds, budget)
+                    self._pace(layers[name], seconds - (measuring.clock() - start))
                 elif taken / number * 1.5 > seconds - taken:
                     raise measuring.OutOfTime
                 self.by_layer[name] = self._fitted(layers[name], seconds - (measuring.clock() - start), len(wanted) - number)
@@ -131,13 +137,33 @@ class Contender:
                 break
         self.fit_seconds = measuring.clock() - start
 
-    def _fitted(self, captures: Sequence[Capture], seconds: float, layers: int) -> Mechanism:
+    def _fitted(self, captures: Sequence[Capture], seconds: float, layers: int, **options: Any) -> Mechanism:
         fresh = copy.deepcopy(self.mechanism)
         fit: Any = fresh.fit
-        options = {"seconds": seconds / layers} if "seconds" in inspect.signature(fit).parameters else {}
+        known = inspect.signature(fit).parameters
+        given = {"seconds": seconds / layers, "steps": self.steps, **options}
         with measuring.Deadline(seconds):
-            found = fit(captures, **options)
+            found = fit(captures, **{name: x for name, x in given.items() if name in known and x is not None})
         return fresh if found is None else found
+
+    def _pace(self, captures: Sequence[Capture], seconds: float) -> None:
+        """As many steps for each layer as there is time for, where a mechanism learns in steps."""
+        usual = getattr(inspect.signature(self.mechanism.fit).parameters.get("steps"), "default", None)  # type: ignore[attr-defined]
+        if not isinstance(usual, int) or usual <= 2 * TRIED:
+            return
+        taken = []
+        for steps in (TRIED, 2 * TRIED):
+            start = measuring.clock()
+            self._fitted(captures, seconds, 1, steps=steps)
+            taken.append(measuring.clock() - start)
+        each = max((taken[1] - taken[0]) / TRIED, taken[1] / (2 * TRIED) / 2)
+        room = (seconds - sum(taken)) * PACE / len(self.by_layer)
+        fits = int(room / max(each, 1e-9))
+        if fits < FEWEST:
+            raise measuring.OutOfTime
+        if fits < usual:
+            self.steps = fits
+            warnings.warn(f"{self.name} learned in {fits} of its {usual} steps for lack of time; give more seconds.", stacklevel=2)
 
     def _probe(self, captures: Sequence[Capture], seconds: float, budget: Budget) -> None:
         """Learn from short pieces, to see that whole texts stay within the memory."""
@@ -146,7 +172,9 @@ class Contender:
         for length in (whole // part for part in PROBES if whole // part >= 32):
             pieces = [prefix(c, length) for c in captures]
             try:
-                found = measuring.peak_memory(lambda pieces=pieces: self._fitted(pieces, seconds / 4, 1), pieces[0].q.device)
+                found = measuring.peak_memory(
+                    lambda pieces=pieces: self._fitted(pieces, seconds / 4, 1, steps=TRIED), pieces[0].q.device
+                )
             except ValueError:  # too short for it to learn from
                 continue
             known[length] = max(1.0, float(found or 0))

@@ -79,7 +79,7 @@ def crossover(mine: Mapping[int, float], theirs: Mapping[int, float], doubted: C
     last = slower[-1]
     if last == len(common) - 1:
         return Crossover(None, common[0], common[-1])
-    part = max(0.0, lead[last]) / (max(0.0, lead[last]) - lead[last + 1])
+    part = lead[last] / (lead[last] - lead[last + 1]) if lead[last] >= 0 else 1.0  # in doubt: from the first clear lead on
     where = math.exp(math.log(common[last]) + part * math.log(common[last + 1] / common[last]))
     return Crossover(max(where, common[0] + 1e-9), common[0], common[-1])
 

@@ -42,7 +42,7 @@ def _overall(bench: Bench, rivals: list[Row]) -> Iterator[str]:
     for length in dict.fromkeys((judged[0], judged[-1]) if judged else ()):
         yield _best(bench, rivals, length)
     if measured[-1] not in judged:
-        yield f"At {measured[-1]:,} tokens no error is known, times alone recommend nothing: judge on longer texts before you choose."
+        yield f"At {measured[-1]:,} tokens no error is known, so times there recommend nothing."
 
 
 def _start(bench: Bench, rivals: list[Row], judged: list[int]) -> Iterator[str]:
@@ -76,7 +76,8 @@ def _best(bench: Bench, rivals: list[Row], length: int) -> str:
     close = [(s, row) for s, row in faster if _close(row, length)]
     if close:
         s, row = max(close, key=lambda pair: pair[0])
-        return f"At {length:,} tokens the fastest {WITHIN} is {row.name}: {s:.1f}x{_once(bench, row, length)}, {_lost(bench, row, length)}."
+        once = "".join(f" ({said})" for said in _once(bench, row, length))
+        return f"At {length:,} tokens the fastest {WITHIN} is {row.name}: {s:.1f}x{once}, {_lost(bench, row, length)}."
     if faster:
         verb = "is" if len(faster) == 1 else "are"
         return f"At {length:,} tokens {len(faster)} of {len(rivals)} {verb} faster, none of them known to be {WITHIN} there: don't."
@@ -91,17 +92,18 @@ def _of(bench: Bench, row: Row) -> str:
     length = common[-1]
     speed = bench.speedup(row.name, length) or 0.0
     training = bench.speedup(row.name, length, "training")
-    both = "" if training is None else f" ({_times(training)}, forward and backward)"
-    told = f"{row.name}: {_times(speed)} than exact attention at {length:,} tokens{both}{_once(bench, row, length)}, {_lost(bench, row, length)}"
+    aside = [*([] if training is None else [f"{_times(training)}, forward and backward"]), *_once(bench, row, length)]
+    told = f"{row.name}: {_times(speed)} than exact attention at {length:,} tokens"
+    told += (f" ({'; '.join(aside)})" if aside else "") + f", {_lost(bench, row, length)}"
     where = bench.crossover(row.name)
     pays = "" if where is None or where.length is None or where.always else f"; faster from about {where} tokens on"
     return f"{told}{pays}{_dont(bench, row, length)}."
 
 
-def _once(bench: Bench, row: Row, length: int) -> str:
+def _once(bench: Bench, row: Row, length: int) -> list[str]:
     """That figures rest on fewer than three rounds, where they do."""
     rounds = min(r.cells[length].costs["forward"].rounds for r in (row, bench.exact))
-    return "" if rounds >= FEWEST else f" (timed {'once' if rounds == 1 else 'twice'} each)"
+    return [] if rounds >= FEWEST else [f"timed {'once' if rounds == 1 else 'twice'} each"]
 
 
 def _times(speed: float) -> str:
@@ -183,6 +185,6 @@ def _notes(bench: Bench) -> Iterator[str]:
     for name, why in about.left_out.items():
         yield f"Left out: {name}, {why}."
     for row in bench.rows:
-        if row.cells and row.refused:
+        if row.cells and 0 < len(row.refused) < len(about.layers) and row.figures("forward"):
             yield f"{row.name} stands for {len(about.layers) - len(row.refused)} of {len(about.layers)} layers: {next(iter(row.refused.values()))}"
     yield from about.warned

@@ -87,7 +87,7 @@ def _cell(mine: float | None, theirs: float | None, quantity: str, exact: bool) 
 def _refusals(found: Bench) -> list[str]:
     """What was not measured, in one line for each mechanism and reason."""
     said: dict[tuple[str, str], list[str]] = {}
-    for row in found.rows:
+    for row in (row for row in found.rows if row.figures("forward")):  # verdicts tell of the others
         for length, cell in row.cells.items():
             for which, why in cell.missing.items():
                 said.setdefault((row.name, why.split(" about ")[0]), []).append(f"{length:,} {NAMES.get(which, which)}: {why}")

@@ -72,11 +72,11 @@ def _errors(axes: Any, found: Bench, which: str, looks: Looks) -> None:
         at = (found.exact.figures(which)[length] * 1e3, 0.985)
         axes.annotate("exact attention", at, (5, 0), ("data", "axes fraction"), "offset points", rotation=90, va="top", **SMALL)
     axes.axhspan(FAR, TOP, color="0.94", zorder=0)
-    axes.annotate("computes something else", (0.015, FAR + 0.012), xycoords=("axes fraction", "data"), color=GREY, **SMALL)
+    axes.annotate("computes something else", (0.015, 0.97), xycoords="axes fraction", color=GREY, **SMALL)
     where = "" if length is None else f" at {length:,} tokens"
     axes.set(xscale="log", ylim=(0, TOP), xlabel=f"milliseconds of one call ({NAMES[which]}){where}")
     axes.set_ylabel("relative output error: median and quartiles of the heads")
-    axes.margins(x=0.22)
+    axes.margins(x=0.28)
     _plain(axes.xaxis)
     _named(axes, sorted(points), looks)
     axes.set_title("no error is known" if length is None else f"lost and taken at {length:,} tokens", fontsize=10.5)
