@@ -157,8 +157,10 @@ class _Work:
         self.done += 1
         first = next(x for x in inputs.values() if isinstance(x, Tensor))
         mask = inputs.get("attention_mask")
-        flat = isinstance(mask, Tensor) and mask.ndim == 2  # one of a row for each query says no number of tokens
-        tokens = int(mask.sum()) if flat else sum(s.size for s in group)
+        if isinstance(mask, Tensor) and mask.ndim == 2:  # one of a row for each query says no number of tokens
+            tokens = int(mask.sum())
+        else:
+            tokens = sum(s.size for s in group)
         texts = len(group) if group[0].kind != "Mapping" else len(first)
         self.about = replace(self.about, texts=self.about.texts + texts, tokens=self.about.tokens + tokens)
 
