@@ -62,7 +62,7 @@ def measure(length: int) -> dict[str, Any]:
         "output_attentions": lambda: dense(reader, ids[0]),
     }
     counts = {"forward": TEXTS, "scan": TEXTS}
-    seconds = timings(cases, rounds=7, budget=60.0)
+    seconds = timings(cases, rounds=5, budget=30.0)
     per_text = {name: seconds[name].median / counts.get(name, 1) for name in cases}
     memory = {name: peak_memory(case) for name, case in cases.items()}
     return {"seconds": seconds, "seconds_per_text": per_text, "bytes": memory, "ratios": ratios(per_text, memory)}

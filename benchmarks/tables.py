@@ -120,14 +120,6 @@ def decoding() -> str:
     return markdown(["prompt", "every layer by", "cache, MB", "time of a token, of exact"], rows)
 
 
-def peers() -> str:
-    rows = []
-    for name, lengths in result("peers")["found"].items():
-        for length, row in lengths.items():
-            rows.append([name, length, f"{row['ratios']['theirs']:.2f}", row["ratios"].get("exact", "-")])
-    return markdown(["peer", "tokens", "x faster than the peer", "x faster than exact"], rows)
-
-
 def result(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
 
@@ -154,7 +146,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "landmarks": landmarks,
     "complexity": complexity,
     "decoding": decoding,
-    "peers": peers,
 }
 
 if __name__ == "__main__":
