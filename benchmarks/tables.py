@@ -43,7 +43,7 @@ def mechanisms() -> str:
 
 
 def _first_sentence(kind: type) -> str:
-    return (kind.__doc__ or "").strip().splitlines()[0].rstrip(".").replace("|", "\\|")
+    return (kind.__doc__ or "").strip().splitlines()[0].rstrip(".")
 
 
 def demo() -> str:
@@ -120,6 +120,9 @@ def decoding() -> str:
     return markdown(["prompt", "every layer by", "cache, MB", "time of a token, of exact"], rows)
 
 
+BAR = "\\|"  # a bar inside a cell
+
+
 def result(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
 
@@ -133,7 +136,10 @@ def markdown(head: list[str], rows: list[list[Any]]) -> str:
     | 1024 | 2.5 |
     """
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("|" + "|".join(line) + "|" if line[0] == "---" else f"| {' | '.join(map(str, line))} |" for line in lines)
+    return "\n".join(
+        "|" + "|".join(line) + "|" if line[0] == "---" else f"| {' | '.join(str(cell).replace('|', BAR) for cell in line)} |"
+        for line in lines
+    )
 
 
 TABLES: dict[str, Callable[[], str]] = {

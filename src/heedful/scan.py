@@ -157,10 +157,8 @@ class _Work:
         self.done += 1
         first = next(x for x in inputs.values() if isinstance(x, Tensor))
         mask = inputs.get("attention_mask")
-        if isinstance(mask, Tensor) and mask.ndim == 2:  # one of a row for each query says no number of tokens
-            tokens = int(mask.sum())
-        else:
-            tokens = sum(s.size for s in group)
+        rows = isinstance(mask, Tensor) and mask.ndim == 2  # one row for each text; with one for each query it counts no tokens
+        tokens = int(torch.as_tensor(mask).sum()) if rows else sum(s.size for s in group)
         texts = len(group) if group[0].kind != "Mapping" else len(first)
         self.about = replace(self.about, texts=self.about.texts + texts, tokens=self.about.tokens + tokens)
 
