@@ -1,4 +1,4 @@
-"""Adding and resuming on a real model: SmolLM2-135M reads wikitext2 at 1024 tokens, every row looked at.
+"""Adding and resuming on a real model: SmolLM2-135M reads wikitext2 at 2048 tokens, every row looked at.
 
 Two half scans added against the whole, and a scan that is killed (SIGKILL) at a random moment and resumed against one that was not.
 Run as `python -m benchmarks.adding`.
@@ -25,7 +25,7 @@ from heedful.texts import items
 from .real import data, smollm2
 from .timing import table, threads, write
 
-TEXTS, LENGTH, THREADS = 2, 1024, 2
+TEXTS, LENGTH, THREADS = 2, 2048, 2
 CHILD = """
 import sys
 import heedful.scan
