@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from comparing import off, run
 
 from heedful.attention import Mask
 from heedful.mechanisms import Linear
@@ -21,18 +22,6 @@ def dense(q, k, v, mask):
     asked, kept = (torch.where(t > 0, t + 1, t.clamp_max(0).exp()) for t in (q, k))
     weights = asked @ kept.mT * mask.dense(q.shape[-2], k.shape[-2]).exp()
     return (weights / weights.sum(-1, keepdim=True)).nan_to_num(0) @ v
-
-
-def off(found, wanted):
-    return float((found.double() - wanted.double()).norm().detach() / wanted.double().norm().detach())
-
-
-def run(attend, *inputs):
-    """The output and the gradients of a fixed random sum of it, where each query sees a key."""
-    inputs = [t.detach().clone().requires_grad_() for t in inputs]
-    out = attend(*inputs)
-    torch.manual_seed(1)
-    return out, *torch.autograd.grad((out * torch.randn(out.shape)).sum(), inputs)
 
 
 @pytest.mark.parametrize("mask", [pytest.param(m, id=name) for name, m in MASKS.items()])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from comparing import off, run
 
 from heedful.attention import Mask, Unsupported
 from heedful.mechanisms import Nystrom, Softmax
@@ -15,18 +16,6 @@ SHUFFLED = torch.stack([REAL[0], REAL[1, torch.randperm(70, generator=torch.Gene
 
 def tensors(queries=70, keys=70, std=2.0, batch=2):
     return [torch.randn(batch, 3, tokens, 16) * s for tokens, s in ((queries, std), (keys, std), (keys, 1))]
-
-
-def off(found, wanted):
-    return float((found.double() - wanted.double()).norm().detach() / wanted.double().norm().detach())
-
-
-def run(attend, *inputs):
-    """The output and the gradients of a fixed random sum of it."""
-    inputs = [t.detach().clone().requires_grad_() for t in inputs]
-    out = attend(*inputs)
-    torch.manual_seed(1)
-    return out, *torch.autograd.grad((out * torch.randn(out.shape)).sum(), inputs)
 
 
 def means(x, landmarks):

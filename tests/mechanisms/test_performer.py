@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from comparing import off, run
 from torch import nn
 
 from heedful.attention import Mask
@@ -26,18 +27,6 @@ def published(q, k, v, directions, scale, mask):
     asked, kept = (torch.exp(t @ w.mT - t.square().sum(-1, keepdim=True) / 2) for t in (x, y))
     weights = asked @ kept.mT * mask.dense(q.shape[-2], k.shape[-2]).exp()
     return (weights / weights.sum(-1, keepdim=True)).nan_to_num(0) @ v
-
-
-def off(found, wanted):
-    return float((found.double() - wanted.double()).norm().detach() / wanted.double().norm().detach())
-
-
-def run(attend, *inputs):
-    """The output and the gradients of a fixed random sum of it."""
-    inputs = [t.detach().clone().requires_grad_() for t in inputs]
-    out = attend(*inputs)
-    torch.manual_seed(1)
-    return out, *torch.autograd.grad((out * torch.randn(out.shape)).sum(), inputs)
 
 
 @quiet

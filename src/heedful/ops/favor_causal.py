@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .dispatch import is_plain, writes_own_backward
 from .favor import NOWHERE, differentiable, folded
+from .reading import past
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -163,7 +164,7 @@ def walk(
     after = states[:, -1] + own[:, -1], levels[:, -1]
     states, base = states.flatten(0, 1), levels[:, 1:].reshape(many * count, 1, -1)
     asked = torch.baddbmm(base, q.reshape(many * count, chunk * group, dim), across.expand(many * count, -1, -1)).softmax(-1)
-    weights = torch.bmm(asked, kept.mT).mul_(_past(chunk, group, asked))
+    weights = torch.bmm(asked, kept.mT).mul_(past(chunk, group, asked))
     sums = torch.bmm(asked, states).baddbmm_(weights, values).view(many, tokens, group, -1)
     return Span(asked, kept, weights, states, carries), sums, after
 
@@ -178,14 +179,9 @@ def walk_back(span: Span, grad: Tensor, values: Tensor, grad_state: Tensor) -> t
     behind = (carries.mT @ found.transpose(1, 2)).transpose(1, 2)  # of the state before the span, then of each chunk's own
     behind[:, -1] += grad_state
     own = behind[:, 1:].flatten(0, 1)
-    pairs = torch.bmm(grad, values.mT).mul_(_past(chunk, rows // chunk, asked))
+    pairs = torch.bmm(grad, values.mT).mul_(past(chunk, rows // chunk, asked))
     to_q = torch.bmm(grad, states.mT).baddbmm_(pairs, kept).mul_(asked)
     to_k = torch.bmm(values, own.mT).baddbmm_(pairs.mT, asked).mul_(kept)
     to_v = torch.bmm(weights.mT, grad).baddbmm_(kept, own)
     to_q, to_k, to_v = (t.view(many, -1, t.shape[-1]) for t in (to_q, to_k, to_v))
     return to_q, to_k, to_v, behind[:, 0]
-
-
-def _past(chunk: int, group: int, like: Tensor) -> Tensor:
-    """1 where a query's own position in the chunk is not before the key's; the `group` heads of a token follow each other."""
-    return torch.ones(chunk, chunk, dtype=like.dtype, device=like.device).tril_().repeat_interleave(group, 0)
