@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..state import State
-from .clusters import cluster_means, moment, nearest_means, rows, spend
 from .clustered_causal import Reach
+from .clusters import cluster_means, moment, nearest_means, rows, spend
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
