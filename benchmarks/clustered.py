@@ -27,8 +27,8 @@ from .timing import Timing, table, threads, timings, write
 THREADS = 2
 TEXTS = {"wikitext2": "wikitext2/test.txt", "tinyshakespeare": "tinyshakespeare/input.txt"}
 SETTINGS = {
-    "MiniLM": {64: Clustered(clusters=32, exact=32, rounds=0), 128: Clustered(clusters=64, exact=64, rounds=0)},
-    "SmolLM2-135M": {256: Clustered(clusters=64, exact=128)},
+    "MiniLM": {64: Clustered(clusters=32, exact=32, group=64, rounds=0), 128: Clustered(clusters=64, exact=64, group=64, rounds=0)},
+    "SmolLM2-135M": {256: Clustered(clusters=64, exact=96, group=64)},
 }
 LOADERS = {"MiniLM": (minilm, 512, Mask()), "SmolLM2-135M": (smollm2, 2048, Mask(causal=True))}
 LONGER = (4096, 16384)

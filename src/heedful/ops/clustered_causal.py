@@ -79,7 +79,8 @@ def clustered_causal(
     room = lead * window - reach.sinks
     q, k, v = (F.pad(t, (0, 0, room, -(room + tokens) % window)) for t in (q, k, v))
     grouped = q.reshape(many * (q.shape[1] // window), -1, reach.group, q.shape[-1])  # (many * windows, groups, group, dim)
-    parts = [own(*(t.unflatten(1, (-1, window)) for t in (q, k, v)), room, scale, reach.group)]
+    own_q, own_k, own_v = (t.unflatten(1, (-1, window)) for t in (q, k, v))
+    parts = [own(own_q, own_k, own_v, room, scale, reach.group)]
     picked, real = sinks_of(grouped, many, room, reach)
     table = remember(q.detach().float(), k.detach().float(), reach, lead)
     if table is not None:
@@ -114,7 +115,8 @@ def sinks_of(grouped: Tensor, many: int, room: int, reach: Reach) -> tuple[Tenso
 def remember(q: Tensor, k: Tensor, reach: Reach, lead: int) -> Table | None:
     """Cluster the past of all windows after the first `lead`; None where there is none."""
     windows = k.shape[1] // reach.window
-    forest = plant(*(t[:, lead * reach.window :] for t in (q, k)), reach, windows - lead)
+    begin = lead * reach.window
+    forest = plant(q[:, begin:], k[:, begin:], reach, windows - lead)
     if not forest:
         return None
     orders, sizes = [], []
@@ -122,7 +124,7 @@ def remember(q: Tensor, k: Tensor, reach: Reach, lead: int) -> Table | None:
         order = label.argsort(dim=-1, stable=True).view(-1, *place.shape)
         orders.append((order + place[:, :1]).flatten(1))
         sizes.append(counts.reshape(len(order), -1))
-    order, size = torch.cat(orders, 1) + lead * reach.window, torch.cat(sizes, 1)
+    order, size = torch.cat(orders, 1) + begin, torch.cat(sizes, 1)
     ends = size.cumsum(1)
     member = torch.searchsorted(ends, torch.arange(order.shape[1], device=k.device).expand_as(order).contiguous(), right=True)
     return Table(order, member, ends - size, size, *_visible(forest, reach, windows, lead))
