@@ -14,6 +14,9 @@ from ..ops.clustered_causal import Reach, clustered_causal
 from ..ops.clustered_state import New, Past, nothing, read
 
 
+TOGETHER = 2**16  # tokens of some heads that are read at once: what is gathered for them is then soon used and freed
+
+
 @dataclass(eq=False)
 class Clustered(Mechanism):
     """Attention over the means of clustered keys, and over the very keys of the clusters that a group of queries looks at most.
@@ -80,10 +83,13 @@ class Clustered(Mechanism):
     def _each(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, counts: Tensor | None) -> Tensor:
         """Every head for itself: its own queries say which keys are similar."""
         q, k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1).flatten(0, 1) for t in (q, k, v))
-        if mask.causal:
-            return clustered_causal(q, k, v, self._reach, scale)
         counts = None if counts is None else counts.repeat_interleave(len(q) // len(counts))
-        return clustered(q, k, v, Work(self.clusters, self.exact, self.rounds, self.group), scale, counts)
+        size = max(1, TOGETHER // max(1, q.shape[1]))
+        pieces = zip(*(t.split(size) for t in (q, k, v)), [None] * len(q) if counts is None else counts.split(size), strict=False)
+        if mask.causal:
+            return torch.cat([clustered_causal(q, k, v, self._reach, scale) for q, k, v, _ in pieces])
+        work = Work(self.clusters, self.exact, self.rounds, self.group)
+        return torch.cat([clustered(q, k, v, work, scale, counts) for q, k, v, counts in pieces])
 
 
 def _real_first(keys: Tensor) -> tuple[Tensor, Tensor]:
