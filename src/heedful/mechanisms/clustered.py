@@ -13,7 +13,6 @@ from ..ops.clustered import Work, clustered
 from ..ops.clustered_causal import Reach, clustered_causal
 from ..ops.clustered_state import New, Past, nothing, read
 
-
 TOGETHER = 2**16  # tokens of some heads that are read at once: what is gathered for them is then soon used and freed
 
 
