@@ -79,7 +79,7 @@ def _rules(capture: Capture) -> tuple[str, ...]:
 
 
 @contextmanager
-def watching_states(model: nn.Module, layers: Sequence[str], look: Look) -> Iterator[None]:
+def watching_states(model: nn.Module, layers: Sequence[str], look: Any) -> Iterator[None]:
     """Show `look` what goes into each stack of blocks and what comes out of each block.
 
     A block that reads what was just made stands one deeper, so one that is called again and again (ALBERT) is many.

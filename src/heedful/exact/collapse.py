@@ -112,7 +112,7 @@ def _around(centre: Tensor, rest: Tensor, log: float) -> Around:
 def _next(now: Around, layer: SelfAttention, center: str) -> Around:
     spread, (r, e) = math.exp(now.log), shifts(now, layer)
     u = r.softmax(-1)
-    change, log = _difference(e, u, now.log)
+    change, log = _difference(e, r, now.log)
     centre = ((now.centre + spread * (u @ now.unit))[:, None] @ layer.map).sum(0)[0] + layer.bias
     rest = (change @ now.unit @ layer.map).sum(0)
     if center == "mean":
@@ -124,18 +124,18 @@ def _next(now: Around, layer: SelfAttention, center: str) -> Around:
 def shifts(now: Around, layer: SelfAttention) -> tuple[Tensor, Tensor]:
     """r (heads, tokens), the logits that all queries share, and E / |R|^2 (heads, tokens, tokens), what is each query's own."""
     keys = now.unit @ layer.key * layer.scale
-    shared = now.centre @ layer.query + layer.query_bias[:, None]
+    shared = (now.centre @ layer.query + layer.query_bias)[:, None]
     return math.exp(now.log) * (shared @ keys.mT)[:, 0], now.unit @ layer.query @ keys.mT
 
 
-def _difference(e: Tensor, u: Tensor, log: float) -> tuple[Tensor, float]:
+def _difference(e: Tensor, r: Tensor, log: float) -> tuple[Tensor, float]:
     """P - 1 u^T as a matrix and the log of its factor; `e` is E without its factor exp(2 log)."""
-    square = math.exp(2 * log)
+    square, u = math.exp(2 * log), r.softmax(-1)[:, None]
     if float(e.abs().amax()) * square > SMALL:
-        return (u.log()[:, None] + square * e).softmax(-1) - u[:, None], 0.0
+        return (r[:, None] + square * e).softmax(-1) - u, 0.0
     e = e * _slope(square * e)  # expm1(E) / exp(2 log)
-    z = e @ u[..., None]
-    return u[:, None] * (e - z) / (1 + square * z), 2 * log
+    z = e @ u.mT
+    return u * (e - z) / (1 + square * z), 2 * log
 
 
 def _slope(t: Tensor) -> Tensor:

@@ -98,7 +98,9 @@ class Stream:
     def _added(self, stream: Tensor, branch: Tensor) -> Tensor:
         name, follows = "attention" if "attention" not in self.found else "mlp", id(branch) in self._branch
         if name == "attention" and not follows:
-            raise Lost("something is added to its input before its attention module has answered (the skip may lie within that module)")
+            raise Lost(
+                "something is added to its input before its attention module has answered (the skip may lie within that module)"
+            )
         self.found.add(name)
         made = self.judge(name, stream, branch, not follows)
         self._flow(made)
