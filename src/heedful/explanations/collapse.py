@@ -26,7 +26,9 @@ def explain(given: Given) -> Explanation:
 def _flat(found: Curves) -> dict[str, list[float]]:
     """One curve for each ablation, and for each stack of blocks where there are several."""
     return {
-        name if len(stacks) == 1 else f"{name}, {stack}": curve for name, stacks in found.curves.items() for stack, curve in stacks.items()
+        name if len(stacks) == 1 else f"{name}, {stack}": curve
+        for name, stacks in found.curves.items()
+        for stack, curve in stacks.items()
     }
 
 

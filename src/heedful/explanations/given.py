@@ -48,7 +48,9 @@ def given(checkpoint: Checkpoint, text: Any, length: int | None = None) -> Given
     reading = read(checkpoint, [value], 1, count)
     item = reading.batches[0][0].item
     if not isinstance(item, Tokens):
-        raise ValueError(f"an explanation is of a text, but {type(item).__name__} was given; give a text, token ids or a .txt file.")
+        raise ValueError(
+            f"an explanation is of a text, but {type(item).__name__} was given; give a text, token ids or a .txt file."
+        )
     if len(item.ids) < 2:
         raise ValueError("the text is one token, which can only attend to itself; give a longer one.")
     notes = [f"the text is longer than {count} tokens and was cut there; --length reads more."] if reading.truncated else []

@@ -12,6 +12,7 @@ from ..verdicts import short_names
 from .explanation import Explanation, Lines, Table
 from .given import Given
 
+
 def explain(given: Given) -> Explanation:
     """The largest singular value of each attention layer's Jacobian at what it read."""
     apart = take_apart(given.checkpoint.model, lambda: run(given.checkpoint.model, given.inputs))

@@ -21,7 +21,9 @@ def explain(given: Given) -> Explanation:
     found = path_streams(given.checkpoint, [Tokens(given.ids)], max_length=cut)
     names = short_names(list(found.layers))
     by_length = Table("by length of the paths", ("paths", "share of the output", "norm"), _lengths(found))
-    by_head = Table("the heads with the largest shares, over all paths through them", ("head", "share of the output"), _heads(found, names))
+    by_head = Table(
+        "the heads with the largest shares, over all paths through them", ("head", "share of the output"), _heads(found, names)
+    )
     heads = [str(head) for head in range(found.heads.shape[1])]
     picture = Grid(found.heads.tolist(), [f"layer {name}" for name in names], heads, "share of the output, paths through a head")
     return Explanation("paths", found.model, given.words, [by_length, by_head], _said(found, names), picture, given.notes)

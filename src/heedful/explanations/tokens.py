@@ -20,7 +20,9 @@ def explain(given: Given) -> Explanation:
     found = {layer: Removal.of(made[0]).layer[0] for layer, made in calls(given.checkpoint, [given.sample]).items()}
     moved = torch.stack([*found.values()]).double()  # (layers, tokens)
     if not bool(moved.isfinite().all()):
-        raise ValueError(f"the attention of {given.checkpoint.name} gives NaN or infinite numbers for this text; load it in float32.")
+        raise ValueError(
+            f"the attention of {given.checkpoint.name} gives NaN or infinite numbers for this text; load it in float32."
+        )
     names, words = short_names(list(found)), given.words
     tables = [_layers(names, words, moved), _listed(words, moved)]
     picture = Grid(moved.tolist(), [f"layer {name}" for name in names], words, "|change of the heads' outputs| / |outputs|")
@@ -32,9 +34,7 @@ def _layers(names: list[str], words: list[str], moved: Tensor) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, layer in zip(names, moved, strict=True):
         rows.append((name, *(f"{named(words, place)} ({layer[place]:.2f})" for place in layer.topk(top).indices.tolist())))
-    return Table(
-        "tokens whose removal changes each layer's attention output most (relative)", ("layer", *_places(top)), rows
-    )
+    return Table("tokens whose removal changes each layer's attention output most (relative)", ("layer", *_places(top)), rows)
 
 
 def _places(count: int) -> tuple[str, ...]:
