@@ -120,6 +120,13 @@ def decoding() -> str:
     return markdown(["prompt", "every layer by", "cache, MB", "time of a token, of exact"], rows)
 
 
+def explain() -> str:
+    lines = []
+    for what, row in result("explain")["models"]["MiniLM"].items():
+        lines += [f"--what {what}", *(f"- {sentence}" for sentence in row["sentences"])]
+    return "\n".join(["```", *lines, "```"])
+
+
 BAR = "\\|"  # a bar inside a cell
 
 
@@ -152,6 +159,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "landmarks": landmarks,
     "complexity": complexity,
     "decoding": decoding,
+    "explain": explain,
 }
 
 if __name__ == "__main__":

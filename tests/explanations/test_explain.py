@@ -157,7 +157,7 @@ def test_a_model_that_cannot_be_taken_apart_is_named_with_the_reason(what):
 
     size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 16, "vocab_size": 64}
     model = hd.Checkpoint(OPTModel(OPTConfig(**size, max_position_embeddings=64, word_embed_proj_dim=16)).eval(), tokenizer())
-    with pytest.raises(ValueError, match="OPTModel .* is of no family whose blocks are known"):
+    with pytest.raises(ValueError, match=r"OPTModel .* is of no family whose blocks are known"):
         explain(model, TEXT, what)
 
 

@@ -32,6 +32,7 @@ class Grid:
     values: list[list[float]]
     rows: Sequence[str]
     columns: Sequence[str]
+    x: str  # what the columns are
     what: str
 
 

@@ -25,7 +25,9 @@ def explain(given: Given) -> Explanation:
         "the heads with the largest shares, over all paths through them", ("head", "share of the output"), _heads(found, names)
     )
     heads = [str(head) for head in range(found.heads.shape[1])]
-    picture = Grid(found.heads.tolist(), [f"layer {name}" for name in names], heads, "share of the output, paths through a head")
+    picture = Grid(
+        found.heads.tolist(), [f"layer {name}" for name in names], heads, "head", "share of the output, paths through a head"
+    )
     return Explanation("paths", found.model, given.words, [by_length, by_head], _said(found, names), picture, given.notes)
 
 

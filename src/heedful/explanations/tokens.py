@@ -25,7 +25,9 @@ def explain(given: Given) -> Explanation:
         )
     names, words = short_names(list(found)), given.words
     tables = [_layers(names, words, moved), _listed(words, moved)]
-    picture = Grid(moved.tolist(), [f"layer {name}" for name in names], words, "|change of the heads' outputs| / |outputs|")
+    picture = Grid(
+        moved.tolist(), [f"layer {name}" for name in names], words, "token", "|change of the heads' outputs| / |outputs|"
+    )
     return Explanation("tokens", given.checkpoint.name, words, tables, _said(names, words, moved), picture, given.notes)
 
 

@@ -24,12 +24,12 @@ def explanation(found: Explanation) -> Group:
     head = Text(f"{found.model}, {len(found.tokens)} tokens: {found.what}", "bold")
     parts: list[RenderableType] = [head, ""]
     for table in found.tables:
-        parts += [_table(table), ""]
+        parts += [Text(table.title, "italic"), _table(table), ""]
     return Group(*parts, *(Text(f"- {line}") for line in [*found.sentences, *found.notes]))
 
 
 def _table(table: Table) -> Drawn:
-    drawn = Drawn(title=table.title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    drawn = Drawn(box=None, pad_edge=False, header_style="bold")
     for place, name in enumerate(table.columns):
         left = any(isinstance(row[place], str) for row in table.rows)
         drawn.add_column(name, justify="left" if left else "right")
@@ -93,6 +93,7 @@ def _grid(figure: Any, axes: Any, drawn: Grid) -> None:
     axes.set_yticks(range(len(drawn.rows)), [_plain(name) for name in drawn.rows], fontsize=8)
     if len(drawn.columns) <= WORDS:
         axes.set_xticks(range(len(drawn.columns)), [_plain(name) for name in drawn.columns], fontsize=8, rotation=90)
+    axes.set_xlabel(drawn.x)
     figure.colorbar(image, ax=axes, label=drawn.what)
 
 
