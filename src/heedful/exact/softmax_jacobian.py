@@ -42,10 +42,11 @@ def softmax_jacobian_norm(p: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*row
 
 def _root(high: Tensor, low: Tensor, rest: Tensor) -> Tensor:
     """Where p_(1) / (p_(1) - l) = sum over the others of p_i / (l - p_i); the left side grows with l, the right one falls."""
-    least, most = low.clone(), high.clone()
+    left = rest.sum(-1)  # 1 - p_(1): the norm lies between its own diagonal entry and the trace
+    least, most = torch.maximum(low, high * left), torch.minimum(high, 2 * left)
     for _ in range(HALVINGS):
         middle = (least + most) / 2
         others = (rest / (middle[..., None] - rest)).nan_to_num(0, posinf=torch.inf).sum(-1)
         below = high / (high - middle) < others
         least, most = torch.where(below, middle, least), torch.where(below, most, middle)
-    return torch.where(high > low, (least + most) / 2, high)
+    return torch.where(high > low, (least + most) / 2, high)  # where two are largest it is they
