@@ -1,5 +1,7 @@
 """Closed forms on plain tensors: what attention can be made to do, exactly or with a bound. Torch alone."""
 
+from .attribution import Attribution, attribute
+from .block import Block, Heads, Mlp, Norm
 from .bound import BoundReport, collapse_bound
 from .call_derivative import CallDerivative
 from .centre import Centre, l1_centre
@@ -11,11 +13,13 @@ from .curvature import query_curvature
 from .dense import attention_matrix
 from .derivative import Derivative, attention_jvp, attention_vjp
 from .edits import delete_token, perturb_key, perturb_query
+from .frozen import Network, attention_network, freeze
 from .jacobian import attention_jacobian, context_jacobian
 from .layer import Layer
 from .limits import hard_bound, soft_bound
 from .lipschitz import Stretch, largest_singular, local_lipschitz
 from .lowrank import jl_error, projected, rank_errors, rank_needed
+from .paths import PathStreams, path_streams
 from .residual import composite_norm, residual
 from .sensitivity import Removal, key_sensitivity, query_sensitivity, value_sensitivity
 from .softmax_jacobian import softmax_jacobian_norm
@@ -23,20 +27,29 @@ from .spectral import effective_rank, singular_values, streamed_rank_errors
 
 __all__ = [
     "Around",
+    "Attribution",
+    "Block",
     "BoundReport",
     "CallDerivative",
     "Centre",
     "ColumnAttention",
     "Construction",
     "Derivative",
+    "Heads",
     "Layer",
+    "Mlp",
+    "Network",
+    "Norm",
+    "PathStreams",
     "Removal",
     "SelfAttention",
     "Stretch",
     "attention_jacobian",
     "attention_jvp",
     "attention_matrix",
+    "attention_network",
     "attention_vjp",
+    "attribute",
     "centred_norm",
     "collapse_bound",
     "composite_norm",
@@ -45,6 +58,7 @@ __all__ = [
     "delete_token",
     "dobrushin",
     "effective_rank",
+    "freeze",
     "frozen_contraction",
     "hard_bound",
     "identity_heads",
@@ -54,6 +68,7 @@ __all__ = [
     "largest_singular",
     "local_lipschitz",
     "one_head",
+    "path_streams",
     "permutation_heads",
     "perturb_key",
     "perturb_query",

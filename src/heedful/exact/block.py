@@ -98,15 +98,17 @@ class Mlp:
         if self.activation not in SLOPES:
             raise ValueError(f"the activation {self.activation!r} is none of {', '.join(SLOPES)}; name one of them.")
 
-    def slope(self, x: Float[Tensor, "... dim"]) -> Float[Tensor, "... hidden"]:
-        """What multiplies x up + b_up: once it is held fixed, the layer is linear."""
+    def open(self, x: Float[Tensor, "... dim"]) -> tuple[Float[Tensor, "... hidden"], Float[Tensor, "... hidden"]]:
+        """x up + b_up, and the slope that multiplies it: once that is held fixed, the layer is linear."""
+        raised = x @ self.up + self.b_up
         if self.gate is None:
-            return SLOPES[self.activation](x @ self.up + self.b_up)
-        z = x @ self.gate + (0 if self.b_gate is None else self.b_gate)
-        return z * SLOPES[self.activation](z)
+            return raised, SLOPES[self.activation](raised)
+        z = x @ self.gate if self.b_gate is None else x @ self.gate + self.b_gate
+        return raised, z * SLOPES[self.activation](z)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return ((x @ self.up + self.b_up) * self.slope(x)) @ self.down + self.b_down
+        raised, slope = self.open(x)
+        return (raised * slope) @ self.down + self.b_down
 
 
 @dataclass(frozen=True, eq=False)
