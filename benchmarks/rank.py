@@ -13,7 +13,7 @@ from heedful.exact import effective_rank
 
 from .timing import peak_memory, table, threads, timings, write
 
-LENGTHS = (1024, 2048, 4096, 8192, 16384)
+LENGTHS = (1024, 2048, 4096, 8192)
 HEADS, DIM = 4, 32
 
 

@@ -104,6 +104,20 @@ def test_the_collapse_of_the_whole_model_is_the_residual_of_its_states(found):
         assert ratio == pytest.approx((norm[0] / norm[1]).item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("what", ["tokens", "collapse"])
+def test_a_model_that_reads_and_writes_is_explained_where_it_reads(what):
+    from transformers import BartConfig, BartModel
+
+    sides = {
+        f"{side}_{name}": n
+        for side in ("encoder", "decoder")
+        for name, n in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 16))
+    }
+    model = hd.Checkpoint(BartModel(BartConfig(d_model=16, vocab_size=64, max_position_embeddings=48, **sides)).eval(), tokenizer())
+    answer = explain(model, TEXT, what)
+    assert any("encoder" in str(cell) for cell in (*answer.tables[0].columns, *(row[0] for row in answer.tables[0].rows)))
+
+
 def test_a_long_text_is_cut_with_a_note():
     answer = explain(bert(), words(60), "tokens", length=20)
     assert len(answer.tokens) == 20

@@ -42,7 +42,7 @@ class Table:
 
     title: str
     columns: tuple[str, ...]
-    rows: list[tuple[Cell, ...]]
+    rows: Sequence[tuple[Cell, ...]]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,14 @@ LISTED = 12  # tokens listed over all layers
 
 def explain(given: Given) -> Explanation:
     """For each layer, how far the outputs of all its heads move when one token can no longer be attended to, exactly."""
-    found = {layer: Removal.of(made[0]).layer[0] for layer, made in calls(given.checkpoint, [given.sample]).items()}
+    made = {
+        layer: call for layer, (call, *_) in calls(given.checkpoint, [given.sample]).items() if call.k.shape[2] == len(given.ids)
+    }
+    if not made:
+        raise ValueError(
+            f"no attention layer of {given.checkpoint.name} reads the text token by token, so none of them can be removed."
+        )
+    found = {layer: Removal.of(call).layer[0] for layer, call in made.items()}
     moved = torch.stack([*found.values()]).double()  # (layers, tokens)
     if not bool(moved.isfinite().all()):
         raise ValueError(
