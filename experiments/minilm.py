@@ -8,8 +8,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from benchmarks.real import data, minilm
-from heedful import Checkpoint
+import heedful as hd
+from benchmarks.real import data
+from heedful.demo import model_folder, texts
 from heedful.exact import SelfAttention
 from heedful.huggingface.ablate import ablated
 from heedful.huggingface.blocks import blocks
@@ -22,7 +23,7 @@ class Read:
 
     layers: list[SelfAttention]
     states: list[Tensor]
-    checkpoint: Checkpoint
+    checkpoint: hd.Checkpoint
 
     @property
     def attention(self) -> list[Tensor]:
@@ -30,12 +31,24 @@ class Read:
         return [layer.attention(x) for layer, x in zip(self.layers, self.states, strict=True)]
 
 
+def minilm() -> hd.Checkpoint:
+    """all-MiniLM-L6-v2: BERT, 6 layers of 12 heads, 32 dims each, 512 positions."""
+    return hd.load(model_folder())
+
+
+def text() -> str:
+    """wikitext2's test text; where it is not there, the demo's, of some 500 tokens."""
+    try:
+        return data("wikitext2/test.txt").read_text("utf-8")
+    except SystemExit:
+        return texts()[-1]
+
+
 @cache
 def reading(tokens: int, ablation: str = "full") -> Read:
-    """MiniLM, having read that many tokens of wikitext2's test text."""
+    """MiniLM, having read that many tokens of wikitext2's test text, without what the ablation names."""
     checkpoint = minilm()
-    text = data("wikitext2/test.txt").read_text("utf-8")[: 20 * tokens]
-    ids = torch.tensor([checkpoint.tokenizer(text, truncation=True, max_length=tokens)["input_ids"]])
+    ids = torch.tensor([checkpoint.tokenizer(text()[: 20 * tokens], truncation=True, max_length=tokens)["input_ids"]])
     with in_double(checkpoint.model) as exact, torch.no_grad(), ablated(exact, ablation):
         layers = [as_layer(block.heads) for block in blocks(exact)]
         states: list[Tensor] = []

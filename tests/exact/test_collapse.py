@@ -1,6 +1,7 @@
 """Rank collapse: the recursion is the network itself, to the last digit and far below rounding."""
 
 import math
+from itertools import pairwise
 
 import mpmath
 import pytest
@@ -104,7 +105,7 @@ def test_deep_networks_obey_the_cubic_law_past_the_floats():
     found = residual_recursion(drawn(6, 6), [layer(2, seed=s, size=0.5) for s in range(12)])
     logs = [around.log10 for around in found]
     assert logs[-1] < -1e4
-    assert all(abs(b / a - 3) < 0.05 for a, b in zip(logs[7:], logs[8:], strict=False))
+    assert all(abs(b / a - 3) < 0.05 for a, b in pairwise(logs[7:]))
     assert all(torch.isclose(around.unit.norm(), torch.tensor(1.0, dtype=torch.float64)) for around in found)
 
 
