@@ -53,8 +53,24 @@ def measure(size: str) -> dict[str, Any]:
             "quotient": (drawn / said).mean(),
         }.items():
             found[name].append(value.median().item())
+        if length == setting["lengths"][-1]:
+            curves = by_rank(p, v)
     identity = {str(n): needed(torch.eye(n), torch.ones(n, 1), 0.1) for n in (64, 512, 4096)}
-    return {**setting, **found, "identity": identity}
+    return {**setting, **found, "identity": identity, "by_rank": curves}
+
+
+def by_rank(p: Tensor, v: Tensor) -> dict[str, list[float]]:
+    """Relative errors by rank, medians over heads: the formula's and those of the best matrix."""
+    size_of = squared(p @ v)
+    u, s, vh = torch.linalg.svd(p, full_matrices=False)
+    parts = (u * s[..., None, :]).mT[..., None] * (vh @ v)[..., None, :]  # (heads, ranks, queries, width)
+    left = parts.flip(1).cumsum(1).flip(1)  # what is lost below each rank
+    ranks = [2**i for i in range(int(math.log2(p.shape[-1])))]
+    return {
+        "ranks": [float(rank) for rank in ranks],
+        "formula": [(jl_error(p, v, rank) / size_of).sqrt().median().item() for rank in ranks],
+        "best": [(squared(left[:, rank]) / size_of).sqrt().median().item() for rank in ranks],
+    }
 
 
 def squared(x: Tensor) -> Tensor:
@@ -90,9 +106,14 @@ def figure_of(numbers: dict[str, Any]) -> str:
 
 def draw(numbers: dict[str, Any], path: Path) -> None:
     names = {"drawn": "random projection, drawn", "formula": "random projection, formula", "best": "best matrix of that rank (SVD)"}
-    with figure(path) as (axes,):
+    with figure(path, panels=2) as (axes, right):
         for (name, label), line, colour in zip(names.items(), ("o", "-", "-s"), COLOURS, strict=False):
             axes.loglog(numbers["lengths"], numbers[name], line, color=colour, label=label, markersize=5)
         mark(axes, numbers["lengths"])
         axes.set(xlabel="tokens n", ylabel="|error| / |P V| at rank 9 ln n, median of MiniLM's heads")
         axes.legend(fontsize=8)
+        curves = numbers["by_rank"]
+        for name, line, colour in (("formula", "-", COLOURS[1]), ("best", "-s", COLOURS[2])):
+            right.loglog(curves["ranks"], curves[name], line, color=colour, label=names[name], markersize=5)
+        right.set(xlabel=f"rank, n = {numbers['lengths'][-1]}", ylabel="|error| / |P V|", ylim=(1e-3, None))
+        right.legend(fontsize=8)
