@@ -37,7 +37,7 @@ def measure(length: int) -> dict[str, float]:
     mask = Mask(causal=True)
 
     def rank() -> torch.Tensor:
-        return effective_rank(Capture("one", q, k, v, mask, DIM**-0.5))  # a new call: its profile is part of the work
+        return effective_rank(Capture("one", q, k, v, mask, DIM**-0.5))
 
     taken = timings({"rank": rank, "forward": lambda: ops.hop(q, k, v, mask=mask)}, rounds=5, budget=30.0)
     return {

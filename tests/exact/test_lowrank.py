@@ -76,6 +76,15 @@ def test_streamed_singular_values_are_those_of_the_dense_matrix_under_every_mask
     torch.testing.assert_close(effective_rank(capture), squares.sum(-1) / squares[..., 0], rtol=5e-3, atol=0)
 
 
+def test_rows_of_padding_do_not_count():
+    q, k, v = dense.tensors(30, 30, dtype=torch.float64)
+    real = dense.padding(30)
+    capture = Capture("layer", q, k, v, Mask(keys=real), 0.4, real=real)
+    truth = torch.linalg.svdvals(probabilities(capture))
+    torch.testing.assert_close(singular_values(capture, 2), truth[..., :2], rtol=1e-6, atol=0)
+    torch.testing.assert_close(effective_rank(capture), truth.square().sum(-1) / truth[..., 0].square(), rtol=1e-6, atol=0)
+
+
 def test_all_singular_values_may_be_asked_for():
     capture = call(20)
     torch.testing.assert_close(singular_values(capture, 20), torch.linalg.svdvals(probabilities(capture)), rtol=1e-8, atol=1e-9)

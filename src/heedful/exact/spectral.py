@@ -58,14 +58,22 @@ def streamed_rank_errors(capture: Capture, count: int, seed: int = 0) -> Float[T
     return (1 - held / whole).clamp_min(0).sqrt()
 
 
+@torch.no_grad()
 def frobenius_squared(capture: Capture) -> Float[Tensor, "batch heads"]:
-    """|P|_F^2 over the tokens' rows."""
-    return (capture.rows.squared.double() * capture.rows.valid[:, None]).sum(-1)
+    """|P|_F^2 over the tokens' rows, from one sweep."""
+    found = torch.zeros(capture.q.shape[:2], dtype=torch.float64, device=capture.q.device)
+    for tile in Sweep(capture.q, capture.logits):
+        squares = torch.linalg.vector_norm(tile.mass, dim=-1).square()  # (entries, heads, rows)
+        if capture.real is not None:
+            squares = squares * capture.real.expand(len(capture.q), -1)[tile.entries, None, tile.spots]
+        found[tile.entries, tile.heads] += squares.sum(-1, dtype=torch.float64)
+    return found
 
 
 def _of_entry(capture: Capture, entry: int, count: int, seed: int) -> Tensor:
     """Of one text: (heads, at least count)."""
-    rows = capture.rows.valid[entry].nonzero()[:, 0]
+    every = torch.arange(capture.q.shape[-2], device=capture.q.device)
+    rows = every if capture.real is None else capture.real[min(entry, len(capture.real) - 1)].nonzero()[:, 0]
     sweep = Sweep(capture.q[entry : entry + 1], of_entry(capture.logits, entry), rows)
     heads, keys = capture.q.shape[1], capture.k.shape[-2]
     block = min(keys, -(-count // SWEEPS) + SPARE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..attention import Capture
 from ..capturing import calls
 from ..exact import Removal
 from ..verdicts import short_names
@@ -30,12 +31,30 @@ def explain(given: Given) -> Explanation:
         raise ValueError(
             f"the attention of {given.checkpoint.name} gives NaN or infinite numbers for this text; load it in float32."
         )
-    names, words = short_names(list(found)), given.words
+    names, words = _names(list(found)), given.words
     tables = [_layers(names, words, moved), _listed(words, moved)]
     picture = Grid(
         moved.tolist(), [f"layer {name}" for name in names], words, "token", "|change of the heads' outputs| / |outputs|"
     )
     return Explanation("tokens", given.checkpoint.name, words, tables, _said(names, words, moved), picture, given.notes)
+
+
+def _made(given: Given) -> dict[tuple[str, int], Capture]:
+    """The calls whose keys are the text's tokens, by layer and by pass through it."""
+    found = calls(given.checkpoint, [given.sample])
+    return {(layer, i): call for layer, made in found.items() for i, call in enumerate(made) if call.k.shape[2] == len(given.ids)}
+
+
+def _names(passes: list[tuple[str, int]]) -> list[str]:
+    """Short names of layers; a layer that is passed again and again (ALBERT) has the number of the pass too.
+
+    >>> _names([("encoder.0.attn", 0), ("encoder.1.attn", 0)]), _names([("shared.attn", 0), ("shared.attn", 1)])
+    (['0', '1'], ['shared.attn, pass 1', 'shared.attn, pass 2'])
+    """
+    layers = list(dict.fromkeys(layer for layer, _ in passes))
+    short = dict(zip(layers, short_names(layers), strict=True))
+    again = {layer for layer, number in passes if number}
+    return [short[layer] + (f", pass {number + 1}" if layer in again else "") for layer, number in passes]
 
 
 def _layers(names: list[str], words: list[str], moved: Tensor) -> Table:
