@@ -18,7 +18,7 @@ from .real import data, minilm
 from .timing import Timing, peak_memory, table, threads, timings, write
 
 FULL = ((64, 32, 1), (128, 32, 4), (128, 64, 4))  # tokens, dim, heads
-PRODUCTS = ((512, 384, 12), (1024, 384, 12), (2048, 384, 12))
+PRODUCTS = ((128, 64, 4), (512, 384, 12), (1024, 384, 12), (2048, 384, 12))
 CHUNK = 256  # cotangents that jacrev takes at once, where it is told to
 LAYERS, SHORT, LONG = (0, 2, 5), 64, 4096
 
