@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..attention import Capture
-from ..ops.sweep import BLOCK, Sweep, Tile
+from ..ops.sweep import BLOCK, Seen, Sweep, Tile
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -45,7 +45,9 @@ class CallDerivative:
     """
 
     def __init__(self, call: Capture):
-        self.call, self.kept = call, None
+        self.call = call
+        self.kept: list[Piece] | None = None  # where probabilities are few
+        self.seen: list[tuple[Seen, Piece]] | None = None  # where they are many: their lse, and pieces without P
         self.sweep = Sweep(call.q, call.logits)
         self.shared = self.sweep.shared
         self.q, self.k, self.v = self._rows(call.q * call.scale), self._keys(call.k), self._keys(call.v)
@@ -99,13 +101,18 @@ class CallDerivative:
         if self.kept is not None:
             yield from self.kept
             return
+        if self.seen is not None:
+            yield from (self._again(*seen) for seen in self.seen)
+            return
         few = self.q.shape[:3].numel() * self.sweep.count <= KEPT
-        kept = []
+        kept, seen = [], []
         for tile in self.sweep:
             piece = self._piece(tile, tile.mass.clone() if few else tile.mass)
             kept += [piece] if few else []
+            seen += [] if few else [(Seen.of(tile), replace(piece, mass=piece.out, steep=piece.out))]
             yield piece
         self.kept = kept if few else None
+        self.seen = None if few or self.call.cap is not None else seen
 
     def _piece(self, tile: Tile, mass: Tensor) -> Piece:
         heads = self.q.shape[0] // max(1, len(self.call.q))  # key heads
@@ -115,6 +122,11 @@ class CallDerivative:
         steep = mass if tile.slope is None else mass * tile.slope.view(mass.shape)
         keys = slice(tile.low, tile.low + mass.shape[-1])
         return Piece(groups, tile.spots, keys, mass, steep, torch.bmm(mass, self.v[groups, keys]))
+
+    def _again(self, seen: Seen, piece: Piece) -> Piece:
+        """A piece of which all but P was kept."""
+        mass = self.sweep.again(seen).view(*piece.out.shape[:2], -1)
+        return replace(piece, mass=mass, steep=mass)
 
     def _take(self, x: Tensor, piece: Piece) -> Tensor:
         """The rows of a piece, (groups, shared * queries, dim)."""

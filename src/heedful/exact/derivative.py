@@ -24,12 +24,14 @@ class Derivative:
     True
     """
 
+    @torch.no_grad()
     def __init__(self, x: Float[Tensor, "tokens dim"], *layer: Any, **setting: Any):
         self.layer = Layer.of(*layer, **setting)
         self.shape = (len(x), self.layer.w_o.shape[1])
         self.inputs = x.shape
         self.call = CallDerivative(self.layer.call(x))
 
+    @torch.no_grad()
     def push(self, dx: Tensor | None = None, d_context: Tensor | None = None) -> Float[Tensor, "tokens outputs"]:
         """How the outputs move when the tokens do, and the context's."""
         layer = self.layer
@@ -40,6 +42,7 @@ class Derivative:
         dk, dv = (None if moving is None else split(moving @ w, layer.key_heads) for w in (layer.w_k, layer.w_v))
         return join(self.call.push(dq, dk, dv)) @ layer.w_o
 
+    @torch.no_grad()
     def pull(self, grad: Float[Tensor, "tokens outputs"]) -> Float[Tensor, "tokens dim"]:
         """The gradient of the tokens for a gradient of the outputs; the context is held still."""
         (dq, dk, dv), layer = self._pulled(grad), self.layer
@@ -48,6 +51,7 @@ class Derivative:
             found.addmm_(join(dk), layer.w_k.mT).addmm_(join(dv), layer.w_v.mT)
         return found
 
+    @torch.no_grad()
     def pull_context(self, grad: Float[Tensor, "tokens outputs"]) -> Float[Tensor, "keys source"]:
         """The gradient of what is attended to: of the context, of x as keys and values alone where there is none."""
         _, dk, dv = self._pulled(grad)

@@ -24,6 +24,7 @@ class Stretch:
     iterations: int  # products with J; as many with its transpose
 
 
+@torch.no_grad()
 def largest_singular(
     push: Callable[[Tensor], Tensor],
     pull: Callable[[Tensor], Tensor],
@@ -65,6 +66,7 @@ def largest_singular(
     return best
 
 
+@torch.no_grad()
 def local_lipschitz(
     x: Float[Tensor, "tokens dim"], *layer: Any, tolerance: float = 1e-3, iterations: int = 100, seed: int = 0, **setting: Any
 ) -> Stretch:
