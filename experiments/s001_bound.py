@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from heedful.exact import SelfAttention, collapse_bound, composite_norm, residual_recursion
+from heedful.exact.bound import LARGEST
 
 from .drawing import COLOURS, figure
 from .minilm import reading
@@ -48,6 +49,7 @@ def measure(size: str) -> dict[str, Any]:
         "log10_bound": report.log10_bound.tolist(),
         "vacuous": report.vacuous,
     }
+    more["rows"] = (report.D <= LARGEST).all(1).double().mean(-1).tolist()  # that meet it in every head
     found = {"valid": valid, "held": sum(value >= 0 for value in slack), "slack": 10 ** median(slack), "grew": grew()}
     return {**setting, "random": found, "model": rows | more}
 
@@ -72,7 +74,7 @@ def grew() -> dict[str, float]:
 def holds(numbers: dict[str, Any]) -> bool:
     random, model = numbers["random"], numbers["model"]
     counter = random["grew"]["before"] < 1 < random["grew"]["after"]
-    return random["held"] == random["valid"] > 10 and counter and model["vacuous"] and max(model["fraction_valid"]) < 0.9
+    return random["held"] == random["valid"] > 10 and counter and model["vacuous"] and max(model["rows"]) < 0.5
 
 
 def figure_of(numbers: dict[str, Any]) -> str:
@@ -82,7 +84,7 @@ def figure_of(numbers: dict[str, Any]) -> str:
     bounds = ", ".join(f"{value:.3g}" for value in model["log10_bound"])
     return (
         f"two layers: held {random['held']} of {random['valid']} times, median slack {random['slack']:.2g}; MiniLM, n = {numbers['tokens']}: beta "
-        f"{spans['beta']}, gamma {spans['gamma']}, residual {size} against {limit}, log10 bound {bounds}; a residual of "
+        f"{spans['beta']}, gamma {spans['gamma']}, residual {size} against {limit}, at most {max(model['rows']):.1%} of rows meet D, log10 bound {bounds}; a residual of "
         f"{random['grew']['before']:.2g} grew to {random['grew']['after']:.2g}"
     )
 

@@ -6,6 +6,7 @@ real one multiplies by diag(1/sigma_i) on the left, so the rows of what multipli
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ def measure(size: str) -> dict[str, Any]:
     """MiniLM's diag(1/sigma) P: how far it is from stochastic; one network with and without LayerNorm by depth."""
     setting = SIZES[size]
     read, rows, error = reading(setting["tokens"], "SAN + LN"), [], 0.0
-    norms = [block.attention.output.LayerNorm for block in read.checkpoint.model.encoder.layer]
+    body: Any = read.checkpoint.model
+    norms = [block.attention.output.LayerNorm for block in body.encoder.layer]
     for layer, norm, x in zip(read.layers, norms, read.states, strict=True):
         given = layer(x)
         scale = (given.var(-1, correction=0) + norm.eps).rsqrt()
@@ -48,7 +50,7 @@ def apart(depth: int) -> tuple[list[float], list[float]]:
     layer = SelfAttention.of([2 * eye, eye, eye / 2, eye], 1, [None, None, None, torch.full((DIM,), 5.0, dtype=torch.float64)])
     x = normed(torch.randn(16, DIM, generator=draws, dtype=torch.float64))
     spread = residual_recursion(x, [layer] * SHORT)
-    without = [a.log10 - float((a.centre.norm() * 4).log10()) for a in spread]  # |X| is about |1 centre^T|, 16 rows
+    without = [a.log10 - math.log10(math.sqrt(16 * float(a.centre.square().sum()) + 10 ** (2 * a.log10))) for a in spread]
     kept = [share(x)]
     for _ in range(depth):
         x = normed(layer(x))

@@ -32,7 +32,7 @@ class BoundReport:
 
     @property
     def fraction_valid(self) -> Float[Tensor, " layers"]:
-        """The share of queries that meet the condition D <= 1.2564; the theorem needs all, at every layer."""
+        """The share of queries of all heads that meet the condition D <= 1.2564; the theorem needs all, at every layer."""
         return (self.D <= LARGEST).double().mean((-2, -1))
 
     @property
