@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import heedful as hd
-from benchmarks.real import data
-from heedful.demo import model_folder, texts
 from heedful.exact import SelfAttention
 from heedful.huggingface.ablate import ablated
 from heedful.huggingface.blocks import blocks
 from heedful.huggingface.double import in_double
+
+from .real import minilm, text
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,6 @@ class Read:
     def attention(self) -> list[Tensor]:
         """P of each layer, (heads, tokens, tokens)."""
         return [layer.attention(x) for layer, x in zip(self.layers, self.states, strict=True)]
-
-
-def minilm() -> hd.Checkpoint:
-    """all-MiniLM-L6-v2: BERT, 6 layers of 12 heads, 32 dims each, 512 positions."""
-    return hd.load(model_folder())
-
-
-def text() -> str:
-    """wikitext2's test text; where it is not there, the demo's, of some 500 tokens."""
-    try:
-        return data("wikitext2/test.txt").read_text("utf-8")
-    except SystemExit:
-        return texts()[-1]
 
 
 @cache

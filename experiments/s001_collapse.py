@@ -20,11 +20,11 @@ from transformers import ViTConfig, ViTModel
 
 from benchmarks.real import data, smollm2
 from heedful import Checkpoint
-from heedful.curves import Curves, collapse_curves
+from heedful.explaining import Curves, collapse_curves
 from heedful.huggingface.ablate import ABLATIONS
 
 from .drawing import COLOURS, figure
-from .minilm import minilm, text
+from .real import minilm, text
 
 VERDICT = "holds if there is no skip and the logits stay small: with skips it does not happen, and without norms SmolLM2's logits grow until its attention is one-hot and keeps the rank"
 ERRATA = ()

@@ -20,7 +20,7 @@ ORDER = (  # from the inside out: a part may import what stands before it, and i
     ("checkpoint",),
     ("inputs", "tokens", "looking"),
     ("scan",),
-    ("doctor", "demo", "capturing", "curves"),
+    ("doctor", "demo", "capturing"),
     ("explaining",),
     ("explanations", "explain"),
     ("benching",),

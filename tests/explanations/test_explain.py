@@ -118,6 +118,15 @@ def test_a_model_that_reads_and_writes_is_explained_where_it_reads(what):
     assert any("encoder" in str(cell) for cell in (*answer.tables[0].columns, *(row[0] for row in answer.tables[0].rows)))
 
 
+def test_a_layer_that_is_passed_again_is_told_pass_by_pass():
+    from transformers import AlbertConfig, AlbertModel
+
+    size = {"hidden_size": 16, "embedding_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 3}
+    model = hd.Checkpoint(AlbertModel(AlbertConfig(vocab_size=64, max_position_embeddings=48, **size)).eval(), tokenizer())
+    names = [row[0] for row in explain(model, TEXT, "tokens").tables[0].rows]
+    assert [name.rpartition(", ")[2] for name in names] == ["pass 1", "pass 2", "pass 3"]
+
+
 def test_a_long_text_is_cut_with_a_note():
     answer = explain(bert(), words(60), "tokens", length=20)
     assert len(answer.tokens) == 20

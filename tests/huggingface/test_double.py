@@ -34,3 +34,11 @@ def test_outside_the_block_casts_are_casts_again():
         assert torch.ones(2).double().float().dtype == torch.float64
     assert torch.ones(2).double().float().dtype == torch.float32
     assert torch.ones(2).double().to(torch.float32).dtype == torch.float32
+
+
+def test_experts_are_had_in_double_too():
+    model = BY_NAME["mixtral"].build("eager")
+    before = model.config._experts_implementation
+    with in_double(model) as exact, torch.no_grad():
+        assert exact(torch.tensor([[3, 4, 5]])).logits.dtype == torch.float64
+    assert model.config._experts_implementation == before

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..measuring import free_memory
+from .dense import check_room
 from .layer import Layer
 
 if TYPE_CHECKING:
@@ -116,12 +116,8 @@ class _Parts:
 
 
 def _check_room(shape: tuple[int, ...], x: Tensor) -> None:
-    needed, free = torch.Size(shape).numel() * x.element_size(), free_memory(x.device)
-    if needed > free:
-        raise ValueError(
-            f"a Jacobian of shape {shape} takes {needed:,} bytes but {free:,} are free; attention_jvp, attention_vjp and "
-            "local_lipschitz go over tiles in O(tokens) memory."
-        )
+    instead = "attention_jvp, attention_vjp and local_lipschitz go over tiles in O(tokens) memory"
+    check_room(torch.Size(shape).numel() * x.element_size(), f"a Jacobian of shape {shape}", instead, x.device)
 
 
 def _cuts(count: int, size: int) -> Iterator[slice]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..curves import Curves, collapse_curves
+from ..explaining import Curves, collapse_curves
 from ..texts import Tokens
 from .explanation import Explanation, Lines, Table
 from .given import Given

@@ -18,9 +18,7 @@ LISTED = 12  # tokens listed over all layers
 
 def explain(given: Given) -> Explanation:
     """For each layer, how far the outputs of all its heads move when one token can no longer be attended to, exactly."""
-    made = {
-        layer: call for layer, (call, *_) in calls(given.checkpoint, [given.sample]).items() if call.k.shape[2] == len(given.ids)
-    }
+    made = _made(given)
     if not made:
         raise ValueError(
             f"no attention layer of {given.checkpoint.name} reads the text token by token, so none of them can be removed."

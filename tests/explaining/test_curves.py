@@ -7,8 +7,8 @@ import torch
 from huggingface.zoo import BY_NAME
 from models import bert, llama, whisper, words
 
-from heedful.curves import Curves, collapse_curves
 from heedful.exact import composite_norm, residual
+from heedful.explaining import Curves, collapse_curves
 from heedful.huggingface.ablate import ABLATIONS, Unablatable, ablated
 from heedful.huggingface.double import in_double
 

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .checkpoint import Checkpoint, load
-from .exact import composite_norm, residual
-from .files import write
-from .huggingface import attention_modules
-from .huggingface.ablate import ABLATIONS, Ablation, Unablatable, ablated
-from .huggingface.double import in_double
-from .inputs import collate, read
-from .looking import watching_states
-from .scan import evaluating, prepare, run
-from .texts import items
+from ..checkpoint import Checkpoint, load
+from ..exact import composite_norm, residual
+from ..files import write
+from ..huggingface import attention_modules
+from ..huggingface.ablate import ABLATIONS, Ablation, Unablatable, ablated
+from ..huggingface.double import in_double
+from ..inputs import collate, read
+from ..looking import watching_states
+from ..scan import evaluating, prepare, run
+from ..texts import items
 
 
 @dataclass(frozen=True)
