@@ -117,7 +117,7 @@ def _back(layer: Layer, g: Float[Tensor, "streams batch tokens dim"], split: boo
 def _back_mlp(layer: Layer, g: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients before the MLP and its skip, and the effect of the biases on the way."""
     bias = g.new_zeros(g.shape[1])
-    if layer.mlp is None or layer.norms is None:
+    if layer.mlp is None or layer.slope is None or layer.norms is None:
         return g, bias
     norm = layer.norms[1]
     if not layer.pre:

@@ -143,6 +143,7 @@ def _normed(layer: Layer, which: int, streams: Tensor) -> Tensor:
 def _gated(layer: Layer, read: Tensor) -> Tensor:
     """Through the MLP with the gate it had; the biases go with the last stream."""
     assert layer.mlp is not None
+    assert layer.slope is not None
     raised = read @ layer.mlp.up
     raised[-1] += layer.mlp.b_up
     out = raised.mul_(layer.slope) @ layer.mlp.down

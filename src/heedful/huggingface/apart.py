@@ -16,7 +16,7 @@ from ..exact.block import Block, Norm
 from .blocks import Undecomposable, blocks, final_module, final_norm, norm_modules, norm_of
 from .seam import watching
 
-TOKENS = 64  # of each text, at which blocks are confirmed
+TOKENS = 16  # of each text, at which blocks are confirmed
 
 
 @dataclass(frozen=True, eq=False)
