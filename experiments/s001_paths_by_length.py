@@ -21,7 +21,7 @@ VERDICT = (
     "holds if attention weights, norms and gates are held as they were; how much falls to which length depends on whether paths go "
     "through MLPs (gate) or start there (source)"
 )
-ERRATA = ("section 2, streams by length",)
+ERRATA = ()
 SIZES = {
     "tiny": {"layers": 3, "heads": 2, "dim": 8, "tokens": 6},
     "small": {"tokens": 96},
