@@ -16,7 +16,9 @@ from torch import Tensor
 
 from .drawing import COLOURS, figure, mark
 
-VERDICT = "wrong: the weights' mean changes by 1/2 sigma^2 beta^2 |q|^2 a_i (1 - a_i) (1 - 2 a_i), which is 0 only at a_i = 1/2 (or 0, 1)"
+VERDICT = (
+    "wrong: the weights' mean changes by 1/2 sigma^2 beta^2 |q|^2 a_i (1 - a_i) (1 - 2 a_i), which is 0 only at a_i = 1/2 (or 0, 1)"
+)
 ERRATA = ("002.16",)
 DIM, NODES = 16, 64  # nodes of the quadrature
 WEIGHTS = (0.02, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)  # a_i before the noise
