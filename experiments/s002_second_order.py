@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .drawing import COLOURS, figure
+from .drawing import COLOURS, figure, mark
 
-VERDICT = "wrong: the weights' mean changes by 1/2 sigma^2 beta^2 |q|^2 a_i (1 - a_i) (1 - 2 a_i); it stays only where a_i = 1/2"
+VERDICT = (
+    "wrong: the weights' mean changes by 1/2 sigma^2 beta^2 |q|^2 a_i (1 - a_i) (1 - 2 a_i), which is 0 only at a_i = 1/2 (or 0, 1)"
+)
 ERRATA = ("002.16",)
 DIM, NODES = 16, 64  # nodes of the quadrature
 WEIGHTS = (0.02, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)  # a_i before the noise
@@ -115,6 +117,7 @@ def draw(numbers: dict[str, Any], path: Path) -> None:
             gaps = [abs(numbers["exact"][f"{s:g}"][place] - numbers["formula"][f"{s:g}"][place]) for s in numbers["steps"]]
             rest.loglog(numbers["steps"], gaps, "-o", label=f"a = {numbers['weights'][place]:g}", markersize=4)
         rest.loglog(numbers["steps"], [0.01 * math.pow(s, 4) for s in numbers["steps"]], "--", color="grey", label="fourth order")
+        mark(rest, numbers["steps"])
         rest.set_xlabel("std of the logit")
         rest.set_ylabel("exact less formula")
         rest.legend()
