@@ -8,6 +8,7 @@ streaming all paths is exact and costs a few passes.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -72,7 +73,7 @@ def holds(numbers: dict[str, Any]) -> bool:
     most = numbers["errors"][str(max(numbers["paths"]))]
     if not numbers["real"]:
         return most[-1] > 0.5
-    growing = all(a < b for a, b in zip(most, most[1:], strict=False))
+    growing = all(a < b for a, b in itertools.pairwise(most))
     return growing and numbers["errors"]["200"][1] > 1 and most[2] > 1 and most[-1] > 10
 
 
