@@ -23,7 +23,7 @@ def projections() -> bool:
     """With rows for tokens, only X W_Q has a shape; E needs W_Q W_K^T; and an output bias moves every token alike."""
     x, w_q, w_k, w_v, w_o = (torch.randn(*s, dtype=torch.float64) for s in ((5, 8), (8, 3), (8, 3), (8, 4), (4, 8)))
     try:
-        w_q @ x
+        _ = w_q @ x
     except RuntimeError:
         fits = False
     else:

@@ -47,8 +47,8 @@ class SelfAttention:
         _check_weights(weights, heads)
         query, key, value = (w.unflatten(-1, (heads, -1)).transpose(0, 1) for w in (w_q, w_k, w_v))
         b_q, _, b_v, b_o = (w.new_zeros(w.shape[-1]) if b is None else b for w, b in zip(weights, biases, strict=True))
-        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        return cls(query, key, value @ w_o.unflatten(0, (heads, -1)), scale, b_q.unflatten(-1, (heads, -1)), b_v @ w_o + b_o)
+        factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        return cls(query, key, value @ w_o.unflatten(0, (heads, -1)), factor, b_q.unflatten(-1, (heads, -1)), b_v @ w_o + b_o)
 
     def attention(self, x: Float[Tensor, "tokens dim"]) -> Float[Tensor, "heads tokens tokens"]:
         """P_h."""

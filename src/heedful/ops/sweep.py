@@ -181,9 +181,9 @@ class Sweep:
         _, start, added = self._rules
         q = self.q[seen.entries, seen.heads, seen.spots]
         logits = self._products(q, seen.entries, seen.heads, slice(seen.low, seen.low - (seen.low - seen.high) // BLOCK * BLOCK))
-        added = _part(added, seen.entries, seen.heads)
-        if added is not None:
-            logits[..., start - seen.low :].add_(added)
+        extra = _part(added, seen.entries, seen.heads)
+        if extra is not None:
+            logits[..., start - seen.low :].add_(extra)
         return logits.sub_(seen.lse[..., None]).exp_()
 
     def _products(self, q: Tensor, entries: slice, heads: slice, keys: slice) -> Tensor:
