@@ -154,7 +154,7 @@ class _Shelves:
         after = torch.searchsorted(codes, start + self.place.clamp_max(keys), right=True)  # keys up to the query's own place
         count = (codes != torch.iinfo(torch.long).max).sum(-1, keepdim=True)
         if self.causal:
-            size, margin = max(LEAST, chunk // 2), (chunk, 0)
+            size, margin = max(LEAST, chunk // 4), (chunk, 0)
             low, high = torch.maximum(torch.searchsorted(codes, start), after - chunk), after
             home = (after - 1).clamp_min(0) // size
         else:
