@@ -15,7 +15,6 @@ from .directions import sample
 
 BITS = 6  # of a bucket's number that one rotation gives: 64 buckets from 32 directions
 ROTATIONS = 4  # for up to 2^24 buckets
-LEAST = 16  # places of a chunk as computed
 HASHED = ("both", "queries")
 
 
@@ -154,12 +153,8 @@ class _Shelves:
         after = torch.searchsorted(codes, start + self.place.clamp_max(keys), right=True)  # keys up to the query's own place
         count = (codes != torch.iinfo(torch.long).max).sum(-1, keepdim=True)
         if self.causal:
-            size, margin = max(LEAST, chunk // 4), (chunk, 0)
             low, high = torch.maximum(torch.searchsorted(codes, start), after - chunk), after
-            home = (after - 1).clamp_min(0) // size
         else:
-            size, margin = chunk * -(-LEAST // chunk), (chunk, chunk)  # as computed: whole chunks
             own = (after - 1).clamp_min(0).minimum((count - 1).clamp_min(0)) // chunk
             low, high = (own - 1).clamp_min(0) * chunk, ((own + 2) * chunk).minimum(count)
-            home = own * chunk // size
-        return Ranges(order, torch.minimum(low, high).int(), high.int(), home, size, margin)
+        return Ranges(order, torch.minimum(low, high).int(), high.int())

@@ -22,38 +22,24 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 ROWS = 32  # queries of one tile
-STEP = 2**18  # logits held in one step
+STEP = 2**17  # logits held in one step
+WHOLE = 16  # places of a tile come in so many, whole cache lines of logits
 FAR = 1e30  # how far below all others a hidden logit is, at least: 2**-FAR is 0 as 2**-inf is, but quicker to make
 
 
 @dataclass(frozen=True, eq=False)
 class Ranges:
-    """One order of the keys and the places in it that each query sees: low <= place < high.
-
-    `chunk` places and `margin` = (before, after) places around them hold the range of every query whose `home` is that chunk.
-    """
+    """One order of the keys and the places in it that each query sees: low <= place < high."""
 
     order: Int[Tensor, "many keys"]  # the key at each place
     low: Int[Tensor, "many queries"]
     high: Int[Tensor, "many queries"]
-    home: Int[Tensor, "many queries"]
-    chunk: int
-    margin: tuple[int, int]
 
     @cached_property
     def place(self) -> Int[Tensor, "many keys"]:
         """The place of each key."""
         places = torch.arange(self.order.shape[1], device=self.order.device, dtype=self.low.dtype)
         return torch.empty_like(self.order, dtype=self.low.dtype).scatter_(1, self.order, places.expand_as(self.order))
-
-    @property
-    def chunks(self) -> int:
-        return -(-self.order.shape[1] // self.chunk)
-
-    @property
-    def span(self) -> int:
-        """How many places a chunk and its margins have."""
-        return self.chunk + sum(self.margin)
 
     def sees(self, entry: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Whether a query has a key in reach, from index tensors that broadcast."""
@@ -71,8 +57,8 @@ def attend_ranges(
     """Exact attention of each query over the keys that any round puts in its reach, each counted once; 0 where there is none.
 
     >>> q, k, v = torch.randn(3, 1, 4, 8)
-    >>> order, home = torch.tensor([[3, 1, 0, 2]]), torch.zeros(1, 4, dtype=torch.long)
-    >>> out = attend_ranges(q, k, v, [Ranges(order, home, home + 2, home, 4, (0, 0))], 1.0)
+    >>> order, low = torch.tensor([[3, 1, 0, 2]]), torch.zeros(1, 4, dtype=torch.long)
+    >>> out = attend_ranges(q, k, v, [Ranges(order, low, low + 2)], 1.0)
     >>> torch.allclose(out, (q @ k[:, [1, 3]].mT).softmax(-1) @ v[:, [1, 3]], atol=1e-6)
     True
     """
@@ -139,24 +125,26 @@ class TiledRanges(torch.autograd.Function):
 
 
 class Tiles(NamedTuple):
-    """The queries of one round, gathered by home into tiles of ROWS, and where the places begin that each tile may see."""
+    """The queries of one round, those with ranges near each other by ROWS together, the tiles that need the most places first."""
 
     queries: Tensor  # (tiles, ROWS): counted over all entries; one past the last where a tile has room left
-    first: Tensor  # (tiles, 1): in the places of the tile's entry; below 0 where the margin is cut off
+    first: Tensor  # (tiles, 1): the first place that the tile sees, in the places of its entry
     entry: Tensor  # (tiles, 1)
+    width: Tensor  # (tiles, 1): how many places it sees from there on
 
 
 def tiles_of(here: Ranges) -> Tiles:
-    many = len(here.home)
-    group = (here.home + torch.arange(many, device=here.home.device)[:, None] * here.chunks).flatten()
-    group, sequence = group.sort(stable=True)
-    counts = torch.bincount(group, minlength=many * here.chunks)
-    tiles = (counts + ROWS - 1) // ROWS
-    rank = torch.arange(len(group), device=group.device) - (counts.cumsum(0) - counts)[group]  # among those of one home
-    found = torch.full((int(tiles.sum()) * ROWS,), len(group), device=group.device)
-    found[(tiles.cumsum(0) - tiles)[group] * ROWS + rank] = sequence
-    home = torch.arange(len(tiles), device=group.device).repeat_interleave(tiles)[:, None]
-    return Tiles(found.view(-1, ROWS), home % here.chunks * here.chunk - here.margin[0], home // here.chunks)
+    (many, queries), keys, device = here.low.shape, here.order.shape[1], here.low.device
+    near = (here.low + here.high).argsort(-1)
+    room = (0, -queries % ROWS)
+    low, high = here.low.gather(1, near), here.high.gather(1, near)
+    low, high = low.masked_fill(low >= high, keys), high.masked_fill(low >= high, 0)  # who sees nothing needs nothing
+    first = F.pad(low, room, value=keys).view(-1, ROWS).amin(1)
+    width = F.pad(high, room).view(-1, ROWS).amax(1).sub_(first).clamp_min_(1)
+    near = F.pad(near + torch.arange(many, device=device)[:, None] * queries, room, value=many * queries).view(-1, ROWS)
+    entry = torch.arange(many, device=device).repeat_interleave(len(near) // many)
+    width, order = width.sort(descending=True)
+    return Tiles(near[order], first[order, None].long(), entry[order, None], width[:, None])
 
 
 class Reaches(NamedTuple):
@@ -186,10 +174,13 @@ def _steps(asked: Tensor, k: Tensor, rounds: list[Ranges]) -> Iterator[tuple[Ten
     The logits (tiles, ROWS, places) are below -FAR / 2 at what is out of reach and at what an earlier round has counted.
     """
     here, keys, tiles, reaches = rounds[-1], k.shape[1], tiles_of(rounds[-1]), reaches_of(rounds, asked.dtype)
-    span, size = torch.arange(here.span, device=asked.device), max(1, STEP // (ROWS * here.span))
-    for queries, first, entry in zip(*(t.split(size) for t in tiles), strict=True):
-        place, start, bounds = first + span, entry * keys, rows(reaches.bounds, queries)
-        known = here.order.take(place.clamp(0, keys - 1) + start) + start
+    widths, stop = tiles.width[:, 0].tolist(), 0
+    while stop < len(widths):
+        span = -(-widths[stop] // WHOLE) * WHOLE
+        start, stop = stop, stop + max(1, STEP // (ROWS * span))
+        queries, first, entry, _ = (t[start:stop] for t in tiles)
+        place, bounds = first + torch.arange(span, device=k.device), rows(reaches.bounds, queries)
+        known = here.order.take(place.clamp_max(keys - 1) + entry * keys) + entry * keys
         hidden = inside(place.to(asked.dtype), bounds, len(rounds) - 1).neg_()
         for number, places in enumerate(reaches.place[:-1]):
             hidden = torch.maximum(hidden, inside(places.take(known), bounds, number), out=hidden)
