@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from heedful.attention import DEMANDS, Mask, Rule, State, Unsupported
-from heedful.mechanisms import ALL, Hard, Local, Softmax, Sparse, TopK, from_settings
+from heedful.mechanisms import ALL, Local, Softmax, Sparse, from_settings
 from heedful.ops import plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:Performer")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .dispatch import is_plain, writes_own_backward
 from .favor import differentiable, folded
-from .reading import formula, late
-from .spans import read_all, read_back
+from .reading import formula
+from .spans import read_all, read_back, read_only
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -35,7 +35,7 @@ def favor_causal(
     True
     """
     if offset < 0:
-        return late(lambda q: favor_causal(q, k, v, directions, scale, keys), q, -offset)
+        raise ValueError(f"a mask's offset is the position of the first query among the keys; got {offset}, give 0 or more.")
     batch, heads, queries, _ = q.shape
     total = offset + queries
     k, v = k[:, :, :total], v[:, :, :total]
@@ -46,16 +46,23 @@ def favor_causal(
         y, values = (F.pad(t, (0, 0, 0, total - t.shape[1])) for t in (y, values))
         lows = F.pad(lows, (0, total - lows.shape[1]), value=-torch.inf)
     rows = directions.to(x) * scale**0.5
-    if is_plain() or rows.requires_grad or not writes_own_backward() or x.numel() == 0:
+    if is_plain() or rows.requires_grad or not writes_own_backward():
         out = _formula(x, y, values, rows, lows)
-    else:
+    elif torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or values.requires_grad):
         out = CausalFavor.apply(x, y, values, rows, lows.detach(), scale)
+    else:
+        out = read_only(Projected(x, y, rows.mT, lows), len(rows), values, _blind(lows))
     out = out[:, offset:].transpose(1, 2)  # type: ignore[index]
     return out.reshape(batch, heads, queries, v.shape[-1]).to(v.dtype)
 
 
 def _formula(q: Tensor, k: Tensor, v: Tensor, directions: Tensor, lows: Tensor) -> Tensor:
     return formula(q @ directions.mT, k @ directions.mT + lows[..., None], v)
+
+
+def _blind(lows: Tensor) -> Tensor:
+    """(many, tokens): whether there is no key so far."""
+    return (lows == -torch.inf).cummin(-1).values
 
 
 class Projected(NamedTuple):
@@ -79,8 +86,7 @@ class CausalFavor(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, directions, lows, scale):
-        unseen = (lows == -torch.inf).cummin(-1).values  # (many, tokens): no key so far
-        out, ctx.places, saved = read_all(Projected(q, k, directions.mT, lows), len(directions), v, unseen)
+        out, ctx.places, saved = read_all(Projected(q, k, directions.mT, lows), len(directions), v, _blind(lows))
         ctx.save_for_backward(q, k, v, directions, lows, *saved)
         ctx.scale = scale
         return out

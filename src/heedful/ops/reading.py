@@ -14,7 +14,7 @@ from ..state import State
 from .again import differentiated
 from .dispatch import is_plain, writes_own_backward
 from .features import hidden
-from .spans import divided, nothing, read, read_all, read_back, widened
+from .spans import Memory, divided, nothing, read, read_all, read_back, read_only, widened
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -91,24 +91,20 @@ def by_features_causal(
     True
     """
     if offset < 0:
-        return late(lambda q: by_features_causal(q, kept, v, keys), asked, -offset)
+        raise ValueError(f"a mask's offset is the position of the first query among the keys; got {offset}, give 0 or more.")
     total = offset + asked.shape[2]
     missing = max(0, total - kept.shape[2])
     asked = F.pad(asked, (0, 0, offset, 0))  # as many queries as keys
     kept = F.pad(kept[:, :, :total], (0, 0, 0, missing), value=-torch.inf)
     padded = F.pad(v[:, :, :total], (0, 0, 0, missing))
     rows, kept, values, unseen = folded(asked, kept, padded, None if keys is None else F.pad(keys[:, :total], (0, missing)))
-    if is_plain() or not writes_own_backward() or rows.numel() == 0:
+    if is_plain() or not writes_own_backward():
         out = formula(rows, kept, values)
-    else:
+    elif torch.is_grad_enabled() and (rows.requires_grad or kept.requires_grad or values.requires_grad):
         out = Reading.apply(rows, kept, values, unseen)
+    else:
+        out = read_only(Given(rows, kept), kept.shape[-1], values, unseen)
     return unfolded(out, asked)[:, :, offset:].to(v.dtype)
-
-
-def late(attend: Callable[[Tensor], Tensor], q: Tensor, before: int) -> Tensor:
-    """What `attend` gives to the queries from the first key on; those `before` it see nothing and get 0."""
-    before = min(before, q.shape[2])
-    return F.pad(attend(q[:, :, before:]), (0, 0, before, 0))
 
 
 def folded(asked: Tensor, kept: Tensor, v: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -135,7 +131,7 @@ def formula(asked: Tensor, kept: Tensor, v: Tensor) -> Tensor:
     return torch.stack(out, 1) if out else asked[..., :1] * v[:, :, None]
 
 
-def read_one(asked: Tensor, kept: Tensor, values: Tensor, memory: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def read_one(asked: Tensor, kept: Tensor, values: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
     """One token: its key raises the maxima and joins the sums, then its queries (many, group, features) read them."""
     before, sums = memory
     highest = torch.maximum(before, kept.detach())

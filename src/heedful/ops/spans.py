@@ -49,9 +49,15 @@ class Span(NamedTuple):
 Read = tuple[Tensor, Memory, list[tuple[slice, Span]]]
 
 
+def read_only(logs: Logs, features: int, v: Tensor, unseen: Tensor | None) -> Tensor:
+    """The outputs (many, tokens, group, width) for tokens from the first on, where nothing is to be learned."""
+    values = _summing(v)
+    return divided(read(logs, values, unseen, nothing(values, features))[0], v.shape[-1])[0]
+
+
 def read_all(logs: Logs, features: int, v: Tensor, unseen: Tensor | None) -> tuple[Tensor, list[slice], list[Tensor]]:
-    """The outputs (many, tokens, group, width) for tokens from the first on, and what `read_back` needs."""
-    values = widened(v, v.new_ones(1, 1, 1).expand(*v.shape[:2], 1))  # the ones sum the weights
+    """The same outputs, and what `read_back` needs."""
+    values = _summing(v)
     sums, _, spans = read(logs, values, unseen, nothing(values, features), keep=True)
     out, total = divided(sums, v.shape[-1])
     return out, [here for here, _ in spans], [values, out, total, *(t for _, span in spans for t in span)]
@@ -67,6 +73,11 @@ def read_back(places: list[slice], saved: Sequence[Tensor], grad: Tensor) -> Ite
         grad_state = torch.zeros_like(span.states[: len(values)]) if grad_state is None else grad_state
         to_asked, to_kept, to_values, grad_state = walk_back(span, grad[:, here], values[:, here], grad_state)
         yield here, to_asked, to_kept, to_values[..., : out.shape[-1]]
+
+
+def _summing(v: Tensor) -> Tensor:
+    """With a column of ones, whose weighted sum is that of the weights."""
+    return widened(v, v.new_ones(1, 1, 1).expand(*v.shape[:2], 1))
 
 
 def nothing(values: Tensor, features: int) -> Memory:
