@@ -33,7 +33,7 @@ def swap(model: nn.Module, mechanisms: Mapping[str, Mechanism]) -> None:
         _prepare(mechanism, modules[name])
         modules[name].add_module(NAME, mechanism)
     if _stay not in model._forward_pre_hooks.values():
-        model.register_forward_pre_hook(_stay)
+        model.register_forward_pre_hook(_stay)  # pyright: ignore[reportArgumentType]
 
 
 @torch.compiler.disable

@@ -60,7 +60,7 @@ def read_on(
         elif kept.shape[1]:
             sums, memory, _ = read(Given(rows, kept), values, unseen, memory)
         out.append(unfolded(divided(sums, v.shape[-1])[0], asked).to(v.dtype))
-    return torch.cat(out, 2), _closed(memory, k.shape[:2], v.shape[-1])
+    return torch.cat(out, 2), _closed(memory, k.shape[:2], v.shape[-1])  # type: ignore[arg-type]
 
 
 def _opened(state: FeatureState) -> Memory:
