@@ -17,8 +17,9 @@ from torch import Tensor
 import heedful as hd
 from heedful.attention import Mask
 from heedful.mechanisms import Clustered, Performer, Softmax
-from heedful.ops.clustered import Work, choose_clusters
-from heedful.ops.clustered_causal import Reach, Table, choose_past, plant
+from heedful.ops.clustered import LIKE, choose_clusters, mean_queries
+from heedful.ops.clustered_causal import Reach, choose_past, means_of, remember
+from heedful.ops.clusters import cluster_means, moment, nearest_means, rows, spaced
 
 from .real import data, minilm, smollm2
 from .timing import Timing, table, threads, timings, write
@@ -26,8 +27,8 @@ from .timing import Timing, table, threads, timings, write
 THREADS = 2
 TEXTS = {"wikitext2": "wikitext2/test.txt", "tinyshakespeare": "tinyshakespeare/input.txt"}
 SETTINGS = {
-    "MiniLM": {64: Clustered(clusters=32, exact=32), 128: Clustered(clusters=64, exact=64)},
-    "SmolLM2-135M": {256: Clustered(clusters=64, exact=160)},
+    "MiniLM": {64: Clustered(clusters=32, exact=32, group=64, rounds=0), 128: Clustered(clusters=64, exact=64, group=64, rounds=0)},
+    "SmolLM2-135M": {256: Clustered(clusters=64, exact=96, group=64)},
 }
 LOADERS = {"MiniLM": (minilm, 512, Mask()), "SmolLM2-135M": (smollm2, 2048, Mask(causal=True))}
 LONGER = (4096, 16384)
@@ -91,22 +92,24 @@ def keys_read(call: Call, ours: Clustered, mask: Mask) -> dict[str, float]:
 
 def clusters_and_exact(call: Call, ours: Clustered) -> Tensor:
     q, k, _ = (t.flatten(0, 1) for t in call)
-    plan = choose_clusters(q, k, Work(ours.clusters, ours.exact, ours.rounds, ours.group), q.shape[-1] ** -0.5, None)
-    return ours.clusters + plan.real.sum(-1)
+    number = torch.tensor([q.shape[1]])
+    metric = moment(rows(q, spaced(number, LIKE).expand(len(q), -1)))
+    label, sizes = nearest_means(k, ours.clusters, ours.rounds, metric=metric)
+    scores = mean_queries(q, ours.group, number) @ cluster_means(k, label, sizes).mT * q.shape[-1] ** -0.5
+    return ours.clusters + choose_clusters(scores, label.argsort(dim=-1, stable=True), sizes, ours.exact).real.sum(-1)
 
 
 def past_and_window(call: Call, ours: Clustered) -> Tensor:
-    """Its place in its window, the sinks, the clusters of its past and the exact keys."""
+    """Its place in its window, the sinks, the clusters of its past and the exact keys; of queries in whole windows after the sinks."""
     reach = Reach(ours.window, ours.sinks, ours.clusters // 2, ours.exact, ours.rounds, ours.group)
     q, k = call[0].flatten(0, 1), call[1].repeat_interleave(call[0].shape[1] // call[1].shape[1], 1).flatten(0, 1)
-    windows = (k.shape[1] - ours.sinks) // ours.window  # whole ones
+    windows = (k.shape[1] - ours.sinks) // ours.window
     q, k = (t[:, ours.sinks : ours.sinks + windows * ours.window] for t in (q, k))
-    forest = plant(k, reach, windows)
-    assert forest is not None
-    past = Table.of(forest, reach, windows)
+    table = remember(q, k, reach, 0)
+    assert table is not None
     starts = q.unflatten(1, (windows, -1, ours.group))[:, :, :, 0].flatten(0, 1)
-    used = choose_past(starts, k, past, reach, q.shape[-1] ** -0.5)[2].sum(-1).view(len(q), windows, -1)
-    averages = past.there.sum(-1)[None, :, None]
+    used = choose_past(starts, means_of(k, table), table, reach, q.shape[-1] ** -0.5)[2].sum(-1).view(len(q), windows, -1)
+    averages = table.there.sum(-1)[None, :, None]
     groups = torch.arange(used.shape[-1]) * ours.group
     own = groups[:, None] + torch.arange(1, ours.group + 1)
     return (used + averages)[..., None] + own + ours.sinks

@@ -133,6 +133,47 @@ def decoding() -> str:
     return markdown(["prompt", "every layer by", "cache, MB", "time of a token, of exact"], rows)
 
 
+def explain() -> str:
+    lines = []
+    for what, row in result("explain")["models"]["MiniLM"].items():
+        lines += [f"--what {what}", *(f"- {sentence}" for sentence in row["sentences"])]
+    return "\n".join(["```", *lines, "```"])
+
+
+def exact() -> str:
+    """What closed forms cost, against torch.func, a forward pass or a dense matrix."""
+    jacobian, paths, rank = result("jacobian"), result("paths")["models"], result("rank")["lengths"]
+    rows = [
+        [f"Jacobian of a layer, (n, d, H) = ({sizes})", f"{ratios['jacrev']:.0f} x faster than torch.func.jacrev"]
+        for sizes, ratios in jacobian["jacobian_ratios"].items()
+    ]
+    rows += [
+        [
+            f"JVP / VJP of a layer, ({sizes})",
+            f"{r['JVP']:.2f} / {r['VJP']:.2f} of a forward (torch.func {r['torch.func.jvp']:.2f} / {r['torch.func.vjp']:.2f})",
+        ]
+        for sizes, r in jacobian["products_over_forward"].items()
+    ]
+    for model, lengths in paths.items():
+        length, row = max(lengths.items(), key=lambda item: int(item[0]))
+        whole = "all lengths" if row["max_length"] is None else f"lengths to {row['max_length']}, the longer together"
+        cost = " / ".join(f"{row['over_forward'][way]:.1f}" for way in ("gate", "source"))
+        rows.append(
+            [
+                f"paths of {model}, {length} tokens, {whole} (gate / source)",
+                f"{cost} of a forward, sums within {row['errors']['float64']['gate']:.0e}",
+            ]
+        )
+    length, row = max(rank.items(), key=lambda item: int(item[0]))
+    rows.append(
+        [
+            f"effective rank, {length} tokens",
+            f"{row['over_forward']:.1f} of a fused forward, {row['bytes'] / 1e6:.0f} MB (the matrices: {row['dense_bytes'] / 1e6:.0f} MB)",
+        ]
+    )
+    return markdown(["closed form", "cost"], rows)
+
+
 BAR = "\\|"  # a bar inside a cell
 
 
@@ -166,6 +207,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "landmarks": landmarks,
     "complexity": complexity,
     "decoding": decoding,
+    "explain": explain,
+    "exact": exact,
 }
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def claim(experiment: ModuleType) -> str:
 
 
 def run(name: str, size: str, folder: Path) -> bool:
-    """Measure one experiment, write NAME.json and NAME.png there, and say whether its claim holds."""
+    """Measure one experiment, write NAME.json and NAME.png there, and say whether the numbers confirm its verdict."""
     experiment, start = load(name), time.perf_counter()
     print(f"# {name} ({size}): {claim(experiment)}", flush=True)
     numbers = experiment.measure(size)
@@ -36,6 +36,8 @@ def run(name: str, size: str, folder: Path) -> bool:
     write(name, {"claim": claim(experiment), "size": size, "holds": holds, "numbers": numbers}, folder)
     experiment.draw(numbers, folder / f"{name}.png")
     print(
-        f"{'holds' if holds else 'DOES NOT HOLD'} after {time.perf_counter() - start:.0f} s: {name}.json, {name}.png\n", flush=True
+        f"{experiment.VERDICT if holds else 'NOT CONFIRMED: ' + experiment.VERDICT}\n{experiment.figure_of(numbers)}\n"
+        f"after {time.perf_counter() - start:.0f} s: {name}.json, {name}.png\n",
+        flush=True,
     )
     return holds

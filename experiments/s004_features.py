@@ -19,6 +19,9 @@ from heedful.mechanisms import Performer
 
 from .drawing import COLOURS, figure, mark
 
+VERDICT = "holds if the entries of q and k have a std of at most about .25: at std 1 more features buy next to nothing"
+ERRATA = ()
+
 DIM, KINDS = 100, ("iid", "orthogonal")
 SCALES = (0.125, 0.25, 0.5, 1.0)  # std of the entries of q and k
 SHORT, LONG = SCALES[:2], SCALES[-1]
@@ -76,6 +79,16 @@ def holds(numbers: dict[str, Any]) -> bool:
         if not all(orthogonal[i] < 0.85 * iid[i] for i in many):
             return False
     return all(-slope(features, numbers["matrix"][str(LONG)][kind]) < 0.5 for kind in KINDS)
+
+
+def figure_of(numbers: dict[str, Any]) -> str:
+    found, features = numbers["matrix"], numbers["features"]
+    powers = {std: -slope(features, found[std]["orthogonal"]) for std in (str(SHORT[-1]), str(LONG))}
+    gain = found[str(SHORT[-1])]["orthogonal"][-1] / found[str(SHORT[-1])]["iid"][-1]
+    return (
+        f"squared error falls as R^-{powers[str(SHORT[-1])]:.2f} at std {SHORT[-1]:g}, orthogonal directions at {gain:.2f} of iid; "
+        f"as R^-{powers[str(LONG)]:.2f} at std {LONG:g}"
+    )
 
 
 def slope(features: tuple[int, ...], errors: list[float]) -> float:

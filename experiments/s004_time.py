@@ -21,6 +21,9 @@ from heedful.mechanisms import Performer
 
 from .drawing import COLOURS, figure, mark
 
+VERDICT = "holds if texts are longer than some hundreds of tokens: below that exact attention is faster"
+ERRATA = ()
+
 DIM, FEATURES = 50, 100
 WRITTEN_OUT = 4096  # tokens; beyond, its L x L matrices take gigabytes
 SIZES = {
@@ -70,6 +73,17 @@ def holds(numbers: dict[str, Any]) -> bool:
         0.7 < exponents["Performer"] < 1.3
         and exponents["exact, fused"] > 1.7
         and seconds["Performer"][-1] < seconds["exact, fused"][-1] / 4
+    )
+
+
+def figure_of(numbers: dict[str, Any]) -> str:
+    mine, exact = (numbers["seconds"][name] for name in ("Performer", "exact, fused"))
+    faster = [length for length, a, b in zip(numbers["lengths"], mine, exact, strict=True) if a < b]
+    since = f"faster from {min(faster)} tokens on" if faster else "not faster yet"
+    powers = numbers["exponents"]
+    return (
+        f"time grows as n^{powers['Performer']:.2f} against n^{powers['exact, fused']:.2f} of fused exact attention; {since}, "
+        f"x{exact[-1] / mine[-1]:.1f} at {numbers['lengths'][-1]} tokens"
     )
 
 

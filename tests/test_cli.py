@@ -79,6 +79,35 @@ def test_bench_refuses_bad_words(place, words, said):
     assert said in " ".join(result.output.split())
 
 
+@pytest.mark.parametrize(
+    "what, said",
+    [("tokens", "removal"), ("lipschitz", "stretches most"), ("paths", "sum to the model's output"), ("collapse", "pure SAN")],
+)
+def test_explain_prints_a_table_and_leaves_json_and_a_picture(place, what, said):
+    pytest.importorskip("matplotlib")
+    out = place / f"explain-{what}"
+    result = call("explain", place / "tiny", words(8), "--what", what, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert said in " ".join(result.output.split())
+    assert {p.name for p in out.iterdir()} == {f"{what}.json", f"{what}.png"}
+    assert json.loads((out / f"{what}.json").read_text())["what"] == what
+
+
+@pytest.mark.parametrize(
+    "text, words, said",
+    [
+        ("", (), "the text is empty"),
+        ("w1 w2", ("--what", "love"), "no explanation 'love'"),
+        ("w1 w2", ("--length", "999"), "positions for 48"),
+    ],
+)
+def test_explain_refuses_bad_words_and_leaves_no_folder(place, text, words, said):
+    result = call("explain", place / "tiny", text, *words, "--out", place / "unmade")
+    assert result.exit_code == 1
+    assert said in " ".join(result.output.split())
+    assert not (place / "unmade").exists()
+
+
 def test_the_doctor_prints_its_diagnosis(place):
     result = call("doctor", place / "tiny")
     assert result.exit_code == 0
@@ -103,7 +132,7 @@ def test_missing_texts_leave_no_folder(place):
 
 
 def test_help_names_every_verb():
-    assert all(verb in call("--help").output for verb in ("scan", "show", "doctor", "bench", "demo"))
+    assert all(verb in call("--help").output for verb in ("scan", "show", "doctor", "bench", "explain", "demo"))
 
 
 def test_the_demo_prints_heads_and_verdicts(tmp_path):

@@ -18,7 +18,9 @@ def test_the_tiny_size_runs_and_is_written_down(name, tmp_path, capsys):
     assert written["machine"]["torch"]
     assert written["numbers"]
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert "hold" in capsys.readouterr().out.lower()
+    printed = capsys.readouterr().out
+    assert load(name).VERDICT in printed
+    assert load(name).figure_of(written["numbers"]) in printed  # the same from what was written
 
 
 @every

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .capturing import capture
     from .checkpoint import Checkpoint, load
     from .doctor import doctor
+    from .explain import explain
+    from .explanations.explanation import Explanation
     from .findings import Findings
     from .huggingface import Unreachable, cache, swap, unswap, watching, watching_sdpa
     from .ops import hop, merge, plain
@@ -37,6 +39,7 @@ _PLACES = {  # the public names by verb, and where each lives; imported when fir
         "statistic": ("Statistic",),
         "doctor": ("doctor",),
     },
+    "explain": {"explain": ("explain",), "explanations.explanation": ("Explanation",)},
     "bench": {"bench": ("bench",), "benching.result": ("Bench",)},
     "look and change": {"huggingface": ("Unreachable", "cache", "swap", "unswap", "watching", "watching_sdpa")},
 }
@@ -47,6 +50,7 @@ __all__ = [
     "Bench",
     "Capture",
     "Checkpoint",
+    "Explanation",
     "Findings",
     "Mask",
     "Mechanism",
@@ -58,6 +62,7 @@ __all__ = [
     "capture",
     "doctor",
     "exact",
+    "explain",
     "hop",
     "load",
     "mechanisms",

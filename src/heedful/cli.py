@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from . import __doc__ as about
-
-if TYPE_CHECKING:
-    from .benching.result import Bench
 
 app = typer.Typer(help=(about or "").splitlines()[0], no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -110,7 +107,7 @@ def bench(
         from .benching.recurrent import Recurrent
         from .checkpoint import load
         from .report import bench as shown
-        from .report import terminal
+        from .report import plots, terminal
 
         wanted = None if mechanisms is None else spec.mechanisms(mechanisms, (Recurrent,))
         counted = spec.lengths(lengths)
@@ -118,7 +115,34 @@ def bench(
         checkpoint = load(model, device=device, remote_code=remote_code)
         folder = out or Path("out") / f"{checkpoint.name.replace('/', '-')}-bench"
         found = measure(checkpoint, texts, wanted, counted, seconds, memory, chosen, limit, seed, folder, progress=True)
-        terminal.show(shown.bench(found), f"\nsaved in {folder}{_plotted(found, folder)}")
+        plot = _drawn(lambda: plots.bench(found, folder / "bench.png"), "plot")
+        terminal.show(shown.bench(found), f"\nsaved in {folder}{plot}")
+
+
+@app.command()
+def explain(
+    model: Model,
+    text: Annotated[str, typer.Argument(help="A text, or a file whose first text is taken.")],
+    what: Annotated[str, typer.Option(help="tokens, lipschitz, paths or collapse.")] = "tokens",
+    length: Annotated[int | None, typer.Option(help="Tokens read of the text; 128 unless given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for WHAT.json and WHAT.png (out/NAME-explain unless given).")] = None,
+    device: Device = None,
+    remote_code: RemoteCode = False,
+) -> None:
+    """Explain one text: which tokens matter (tokens), how sensitive layers are (lipschitz), by which paths it goes, how tokens grow alike (collapse)."""
+    with _plainly():
+        from .checkpoint import load
+        from .explain import check_what
+        from .explain import explain as look
+        from .report import explained, terminal
+
+        check_what(what)
+        checkpoint = load(model, device=device, remote_code=remote_code)
+        folder = out or Path("out") / f"{checkpoint.name.replace('/', '-')}-explain"
+        found = look(checkpoint, text, what, length)
+        saved = found.save(folder / f"{what}.json")
+        picture = _drawn(lambda: explained.picture(found, folder / f"{what}.png"), "picture")
+        terminal.show(explained.explanation(found), f"\nsaved in {saved}{picture}")
 
 
 @app.command()
@@ -137,12 +161,10 @@ def demo(out: Annotated[Path, typer.Option(help="Folder for the findings.")] = P
         terminal.show(terminal.heads(found), terminal.depths(found), "", terminal.overview(found), f"\nsaved in {out}")
 
 
-def _plotted(found: Bench, folder: Path) -> str:
-    """Draw a bench, and say so; where plots cannot be drawn, say how they can."""
+def _drawn(draw: Callable[[], Path], what: str) -> str:
+    """Draw, and say so; where nothing can be drawn, say how it can."""
     try:
-        from .report import plots
-
-        return f"; the plot is {plots.bench(found, folder / 'bench.png')}."
+        return f"; the {what} is {draw()}."
     except ImportError as error:
         return f"; {error}"
 

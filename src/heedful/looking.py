@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from .about import Layer
 from .attention import Capture
+from .huggingface.stacks import blocks, stack_of
 from .statistic import Statistic
 from .statistics import Residual
 
@@ -43,7 +43,7 @@ class Look:
     @torch.no_grad()
     def call(self, capture: Capture) -> None:
         """Count one attention call."""
-        queries = (_stack(capture.layer), capture.q.shape[-2])
+        queries = (stack_of(capture.layer), capture.q.shape[-2])
         cross = capture.mask.cross or (capture.q.shape[-2] != capture.k.shape[-2] and capture.mask.offset == 0)
         if capture.real is None and queries in self._real:  # cross attention: its queries are those of the block's own attention
             capture = dataclasses.replace(capture, real=self._real[queries])
@@ -78,29 +78,8 @@ def _rules(capture: Capture) -> tuple[str, ...]:
     return tuple(sorted(capture.mask.demands | {name for name, value in more.items() if value is not None}))
 
 
-def _stack(name: str) -> str:
-    """The stack of blocks that a module is in: `encoder.layer` of `encoder.layer.3.attention.self`."""
-    found = re.match(r"(.*?)\.?\d+(\.|$)", name)
-    return found.group(1) if found else ""
-
-
-def blocks(layers: Sequence[str]) -> dict[str, list[str]]:
-    """The blocks of each stack, from the names of their attention layers.
-
-    >>> blocks(["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"])
-    {'encoder.layer': ['encoder.layer.0', 'encoder.layer.1']}
-    """
-    found: dict[str, dict[str, None]] = {}
-    for name in layers:
-        stack = _stack(name)
-        number = re.match(r"\.?(\d+)", name[len(stack) :])
-        if number is not None:
-            found.setdefault(stack, {})[f"{stack}.{number.group(1)}".lstrip(".")] = None
-    return {stack: list(names) for stack, names in found.items()}
-
-
 @contextmanager
-def watching_states(model: nn.Module, layers: Sequence[str], look: Look) -> Iterator[None]:
+def watching_states(model: nn.Module, layers: Sequence[str], look: Any) -> Iterator[None]:
     """Show `look` what goes into each stack of blocks and what comes out of each block.
 
     A block that reads what was just made stands one deeper, so one that is called again and again (ALBERT) is many.

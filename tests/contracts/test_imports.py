@@ -21,6 +21,8 @@ ORDER = (  # from the inside out: a part may import what stands before it, and i
     ("inputs", "tokens", "looking"),
     ("scan",),
     ("doctor", "demo", "capturing"),
+    ("explaining",),
+    ("explanations", "explain"),
     ("benching",),
     ("bench",),
     ("report",),

@@ -8,8 +8,9 @@ from torch.nn import functional as F
 
 from heedful.attention import Mask
 from heedful.mechanisms import Clustered
-from heedful.ops.clustered import Work, choose_clusters, cluster_means, excess, nearest_means, spend
-from heedful.ops.clustered_causal import Reach, Table, choose_past, means_of, plant
+from heedful.ops.clustered import choose_clusters
+from heedful.ops.clustered_causal import Reach, choose_past, means_of, remember
+from heedful.ops.clusters import cluster_means, means_in_order, nearest_means, spend
 
 CAUSAL = Mask(causal=True)
 SMALL = {"clusters": 8, "exact": 24, "window": 8, "sinks": 2, "group": 4}
@@ -81,20 +82,46 @@ def test_a_cluster_larger_than_the_budget_stands_in_no_other_one_s_way():
 
 
 def test_picked_keys_are_those_of_the_chosen_clusters():
-    q, k = torch.randn(2, 3, 80, 6)
-    plan = choose_clusters(q, k, Work(8, 40, 1, 16), 0.4, None)
+    label, sizes = nearest_means(torch.randn(3, 80, 6), 8, 1)
+    choice = choose_clusters(torch.randn(3, 5, 8), label.argsort(dim=-1, stable=True), sizes, 40)
     for row in range(3):
         for group in range(5):
-            picked = plan.picked[row, group][plan.real[row, group]]
-            wanted = plan.chosen[row, group][plan.label[row]].nonzero()[:, 0]
+            picked = choice.picked[row, group][choice.real[row, group]]
+            wanted = choice.chosen[row, group][label[row]].nonzero()[:, 0]
             assert sorted(picked.tolist()) == wanted.tolist()
+            assert len(picked) > 0
+
+
+def test_clusters_are_made_for_the_queries_that_look():
+    """Keys that differ only where no query looks belong together."""
+    k = torch.randn(1, 200, 2) * torch.tensor([1.0, 50.0])
+    metric = torch.tensor([[[1.0, 0.0], [0.0, 1e-6]]])
+    seen, plain = (nearest_means(k, 8, 3, metric=m) for m in (metric, None))
+
+    def spread(label, sizes):
+        return float((k - cluster_means(k, label, sizes)[0, label[0]])[..., 0].square().mean())
+
+    assert spread(*seen) < 0.1 * spread(*plain)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_means_are_those_of_the_members_and_0_of_none(in_order):
+    x, counts = torch.randn(3, 50, 4), torch.tensor([50, 31, 2])
+    label, sizes = nearest_means(x, 6, 1, counts)
+    order = label.argsort(dim=-1, stable=True)
+    found = means_in_order(x, order, sizes) if in_order else cluster_means(x, label, sizes)
+    for row in range(3):
+        for cluster in range(6):
+            member = x[row][label[row] == cluster]
+            wanted = member.mean(0) if len(member) else torch.zeros(4)
+            assert torch.allclose(found[row, cluster], wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("windows", [2, 3, 4, 7, 8, 13])
 def test_each_window_sees_every_past_key_once(windows):
     reach = Reach(window=8, sinks=0, clusters=6, exact=16, rounds=1, group=4)
-    k = torch.randn(2, 8 * windows, 4)
-    table = Table.of(plant(k, reach, windows), reach, windows)
+    q, k = torch.randn(2, 2, 8 * windows, 4)
+    table = remember(q, k, reach, 0)
     for row in range(2):
         for window in range(windows):
             seen = table.seen[window][table.there[window]]
@@ -106,7 +133,7 @@ def test_each_window_sees_every_past_key_once(windows):
 def test_the_means_of_the_past_are_those_of_its_tokens():
     reach = Reach(window=8, sinks=0, clusters=4, exact=8, rounds=1, group=4)
     k = torch.randn(1, 40, 4)
-    table = Table.of(plant(k, reach, 5), reach, 5)
+    table = remember(k, k, reach, 0)
     means = means_of(k, table)[0]
     for cluster in range(len(means)):
         start, size = int(table.start[0, cluster]), int(table.sizes[0, cluster])
@@ -120,8 +147,8 @@ def test_no_choice_is_made_from_later_tokens():
     q, k = torch.randn(2, 1, 80, 4)
 
     def picked(q, k):
-        table = Table.of(plant(k, reach, 10), reach, 10)
-        return choose_past(q.view(10, 2, 4, 4)[:, :, 0], k, table, reach, 0.5)[1]
+        table = remember(q, k, reach, 0)
+        return choose_past(q.view(10, 2, 4, 4)[:, :, 0], means_of(k, table), table, reach, 0.5)[1]
 
     before = picked(q, k)
     q, k = q.clone(), k.clone()
@@ -131,23 +158,8 @@ def test_no_choice_is_made_from_later_tokens():
 
 def test_the_past_met_grows_with_the_logarithm_of_the_length():
     reach = Reach(window=64, sinks=4, clusters=32, exact=64, rounds=0, group=32)
-    visible = [Table.of(plant(torch.randn(1, 64 * w, 4), reach, w), reach, w).seen.shape[1] for w in (16, 32, 64, 128)]
+    visible = [remember(*torch.randn(2, 1, 64 * w, 4), reach, 0).seen.shape[1] for w in (16, 32, 64, 128)]
     assert visible == [60, 92, 124, 156]
-
-
-@pytest.mark.parametrize("deviation", [0.3, 1.0])
-def test_the_excess_of_a_spread_is_the_log_mean_of_exponentials(deviation):
-    logits = torch.randn(400, 1000, dtype=torch.float64) * deviation
-    wanted = (logits.logsumexp(-1) - torch.tensor(1000.0).log()).mean()
-    found = excess(torch.tensor(deviation**2), torch.tensor(1000.0))
-    assert float(found) == pytest.approx(float(wanted), abs=0.02)
-
-
-def test_the_excess_of_a_wide_spread_grows_like_its_largest_logit():
-    logits = torch.randn(4000, 16, dtype=torch.float64) * 30
-    wanted = (logits.logsumexp(-1) - torch.tensor(16.0).log()).mean()
-    assert wanted < excess(torch.tensor(900.0), torch.tensor(16.0)) < 1.5 * wanted < 450 / 2
-    assert float(excess(torch.tensor(900.0), torch.tensor(1.0))) == pytest.approx(0, abs=1e-3)
 
 
 @both

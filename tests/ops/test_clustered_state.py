@@ -84,9 +84,9 @@ def test_keys_are_clustered_only_when_a_window_is_complete_and_each_once_a_level
     mechanism, given, seen = Clustered(**SMALL), tensors(2 + 64), []
     nearest = clustered_state.nearest_means
 
-    def spy(x, *rest):
+    def spy(x, *rest, **named):
         seen.append(x.shape[1])
-        return nearest(x, *rest)
+        return nearest(x, *rest, **named)
 
     with patch.object(clustered_state, "nearest_means", spy):
         written(mechanism, given, (1,) * 66)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .apart import Apart, take_apart
+from .blocks import Undecomposable
 from .cache import cache
 from .coverage import Coverage, coverage
 from .modules import Unreachable, attention_modules
@@ -10,7 +12,9 @@ from .seam import attach, detach, watching
 from .swap import swap, swapped, unswap
 
 __all__ = [
+    "Apart",
     "Coverage",
+    "Undecomposable",
     "Unreachable",
     "attach",
     "attention_modules",
@@ -19,6 +23,7 @@ __all__ = [
     "detach",
     "swap",
     "swapped",
+    "take_apart",
     "unswap",
     "watching",
     "watching_sdpa",

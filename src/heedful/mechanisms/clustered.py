@@ -13,6 +13,8 @@ from ..ops.clustered import Work, clustered
 from ..ops.clustered_causal import Reach, clustered_causal
 from ..ops.clustered_state import New, Past, nothing, read
 
+TOGETHER = 2**16  # tokens of some heads that are read at once: what is gathered for them is then soon used and freed
+
 
 @dataclass(eq=False)
 class Clustered(Mechanism):
@@ -56,7 +58,7 @@ class Clustered(Mechanism):
         if mask.keys is not None:
             order, counts = _real_first(mask.keys.expand(len(q), -1))
             q, k, v = (_first(t, order, counts) for t in (q, k, v))
-        out = self._causal(q, k, v, scale) if mask.causal else self._everywhere(q, k, v, scale, counts)
+        out = self._each(q, k, v, mask, scale, counts).unflatten(0, q.shape[:2])
         return (out if order is None or counts is None else _back(out, order, counts)).to(dtype)
 
     def advance(
@@ -77,17 +79,16 @@ class Clustered(Mechanism):
     def _reach(self) -> Reach:
         return Reach(self.window, self.sinks, self.clusters // 2, self.exact, self.rounds, self.group)
 
-    def _everywhere(self, q: Tensor, k: Tensor, v: Tensor, scale: float, counts: Tensor | None) -> Tensor:
-        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-        counts = None if counts is None else counts.repeat_interleave(q.shape[1])
+    def _each(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, counts: Tensor | None) -> Tensor:
+        """Every head for itself: its own queries say which keys are similar."""
+        q, k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1).flatten(0, 1) for t in (q, k, v))
+        counts = None if counts is None else counts.repeat_interleave(len(q) // len(counts))
+        size = max(1, TOGETHER // max(1, q.shape[1]))
+        pieces = zip(*(t.split(size) for t in (q, k, v)), [None] * len(q) if counts is None else counts.split(size), strict=False)
+        if mask.causal:
+            return torch.cat([clustered_causal(q, k, v, self._reach, scale) for q, k, v, _ in pieces])
         work = Work(self.clusters, self.exact, self.rounds, self.group)
-        out = clustered(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), work, scale, counts)
-        return out.unflatten(0, q.shape[:2])
-
-    def _causal(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        shared = q.unflatten(1, (k.shape[1], -1)).flatten(0, 1)
-        out = clustered_causal(shared, k.flatten(0, 1), v.flatten(0, 1), self._reach, scale)
-        return out.reshape(*q.shape[:3], v.shape[-1])
+        return torch.cat([clustered(q, k, v, work, scale, counts) for q, k, v, counts in pieces])
 
 
 def _real_first(keys: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..state import State
-from .clustered import cluster_means, nearest_means, rows, spend
 from .clustered_causal import Reach
+from .clusters import cluster_means, moment, nearest_means, rows, spend
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -27,14 +27,16 @@ class Past(State):
 
     k: Float[Tensor, "batch key_heads room dim"]
     v: Float[Tensor, "batch key_heads room width"]
-    order: Int[Tensor, "batch key_heads room"]  # the tokens of each stretch, cluster by cluster
+    order: Int[Tensor, "batch heads room"]  # the tokens of each stretch, cluster by cluster
     closed: Int[Tensor, " batch"]  # how many tokens of the room are there
-    start: Int[Tensor, "batch key_heads clusters"]  # where a cluster's tokens begin in that order
-    sizes: Int[Tensor, "batch key_heads clusters"]  # those of level 0 first; 0 where there is no such stretch
-    centres: Float[Tensor, "batch key_heads clusters dim"]
-    means: Float[Tensor, "batch key_heads clusters width"]
+    start: Int[Tensor, "batch heads clusters"]  # where a cluster's tokens begin in that order
+    sizes: Int[Tensor, "batch heads clusters"]  # those of level 0 first; 0 where there is no such stretch
+    centres: Float[Tensor, "batch heads clusters dim"]
+    means: Float[Tensor, "batch heads clusters width"]
     new_k: Float[Tensor, "batch key_heads window dim"]
     new_v: Float[Tensor, "batch key_heads window width"]
+    new_q: Float[Tensor, "batch heads window dim"]
+    moments: Float[Tensor, "batch heads levels dim dim"]  # of the queries of the stretches that are there
     opened: Int[Tensor, " batch"]  # how many tokens of the present window are there
     near_k: Float[Tensor, "batch heads sinks+exact dim"]
     near_v: Float[Tensor, "batch heads sinks+exact width"]
@@ -53,20 +55,21 @@ class New(NamedTuple):
 
 def nothing(new: New, reach: Reach) -> Past:
     """The state before any token."""
-    batch, heads, dim, width = *new.k.shape[:2], new.k.shape[-1], new.v.shape[-1]
-    count, room = torch.zeros_like(new.counts), max(reach.sinks, 1)
+    batch, heads, dim, width = *new.q.shape[:2], new.k.shape[-1], new.v.shape[-1]
+    count, room, key_heads = torch.zeros_like(new.counts), max(reach.sinks, 1), new.k.shape[1]
     clusters, window, near = reach.clusters_of(reach.window), max(reach.window, reach.sinks), reach.sinks + reach.exact
 
     def zeros(like: Tensor, *size: int) -> Tensor:
         return like.new_zeros(batch, *size)
 
     return Past(
-        *(zeros(new.k, heads, room, dim), zeros(new.v, heads, room, width), zeros(count, heads, room), count),
+        *(zeros(new.k, key_heads, room, dim), zeros(new.v, key_heads, room, width), zeros(count, heads, room), count),
         *(zeros(count, heads, clusters), zeros(count, heads, clusters)),
         *(zeros(new.q, heads, clusters, dim), zeros(new.q, heads, clusters, width)),
-        *(zeros(new.k, heads, window, dim), zeros(new.v, heads, window, width), count),
-        *(zeros(new.k, new.q.shape[1], near, dim), zeros(new.v, new.q.shape[1], near, width)),
-        *(zeros(new.q, new.q.shape[1], size) - torch.inf for size in (near, clusters)),
+        *(zeros(new.k, key_heads, window, dim), zeros(new.v, key_heads, window, width)),
+        *(zeros(new.q, heads, window, dim), zeros(new.q, heads, 1, dim, dim).float(), count),
+        *(zeros(new.k, heads, near, dim), zeros(new.v, heads, near, width)),
+        *(zeros(new.q, heads, size) - torch.inf for size in (near, clusters)),
     )
 
 
@@ -77,7 +80,7 @@ def read(new: New, past: Past, reach: Reach, scale: float) -> tuple[Float[Tensor
     >>> q, k, v = torch.randn(3, 1, 2, 100, 8)
     >>> reach, start = Reach(window=16, sinks=2, clusters=8, exact=24, rounds=1, group=4), New(q, k, v, torch.tensor([100]))
     >>> found, past = read(start, nothing(start, reach), reach, scale=1.0)
-    >>> torch.allclose(found[0], clustered_causal(q[0, :, None], k[0], v[0], reach, scale=1.0)[:, 0], atol=1e-5)
+    >>> torch.allclose(found[0], clustered_causal(q[0], k[0], v[0], reach, scale=1.0), atol=1e-5)
     True
     >>> past.closed.tolist(), past.opened.tolist()  # six windows after the sinks
     ([98], [2])
@@ -92,10 +95,10 @@ def read(new: New, past: Past, reach: Reach, scale: float) -> tuple[Float[Tensor
         number = torch.arange(int(size.max()), device=done.device)
         entry, token = (number < size[:, None]).nonzero(as_tuple=True)
         source, target = done[entry] + token, past.opened[entry] + token
-        kept = past.new_k.clone(), past.new_v.clone()
-        for held, given in zip(kept, (new.k, new.v), strict=True):
+        kept = past.new_k.clone(), past.new_v.clone(), past.new_q.clone()
+        for held, given in zip(kept, (new.k, new.v, new.q), strict=True):
             held[entry, :, target] = given[entry, :, source]
-        past = replace(past, new_k=kept[0], new_v=kept[1])
+        past = replace(past, new_k=kept[0], new_v=kept[1], new_q=kept[2])
         found = _look(_at(new.q, done[:, None] + number), past, past.opened[:, None] + number, scale)
         out[entry, :, source] = found[entry, :, token]
         past, done = replace(past, opened=past.opened + size), done + size
@@ -135,12 +138,14 @@ def _close_full(past: Past, reach: Reach) -> Past:
 def _cluster(past: Past, entries: Tensor, end: int, reach: Reach) -> Past:
     """Make the stretch that now ends: the last window, and the shorter stretches before it, in one; as 1 is added to a binary number."""
     windows = (end - reach.sinks) // reach.window
-    size = (windows & -windows) * reach.window
+    level = (windows & -windows).bit_length() - 1
+    size = reach.window << level
     start, clusters = end - size, reach.clusters_of(size)
-    below = sum(reach.clusters_of(reach.window << level) for level in range((windows & -windows).bit_length() - 1))
-    k, v = (t[entries, :, start:end].flatten(0, 1) for t in (past.k, past.v))
-    label, sizes = nearest_means(k.float(), clusters, reach.rounds)
-    heads = (len(entries), past.k.shape[1])
+    below = sum(reach.clusters_of(reach.window << lower) for lower in range(level))
+    past, metric = _met(past, entries, level, reach)
+    k, v = (_spread(t[entries, :, start:end], past.order.shape[1]).flatten(0, 1) for t in (past.k, past.v))
+    label, sizes = nearest_means(k, clusters, reach.rounds, metric=metric)
+    heads = (len(entries), past.order.shape[1])
     past.order[entries, :, start:end] = label.argsort(dim=-1, stable=True).unflatten(0, heads) + start
     made = (start + sizes.cumsum(-1) - sizes, sizes, *(cluster_means(t.to(past.centres.dtype), label, sizes) for t in (k, v)))
     held = _wider(past, below + clusters)
@@ -148,6 +153,18 @@ def _cluster(past: Past, entries: Tensor, end: int, reach: Reach) -> Past:
     for tensor, value in zip((held.start, held.sizes, held.centres, held.means), made, strict=True):
         tensor[entries, :, below : below + clusters] = value.unflatten(0, heads)
     return held
+
+
+def _met(past: Past, entries: Tensor, level: int, reach: Reach) -> tuple[Past, Tensor]:
+    """With the moment of the queries of the stretch that now ends, which is the sum of those of its parts; and that moment."""
+    moments = F.pad(past.moments, (0, 0, 0, 0, 0, max(0, level + 1 - past.moments.shape[2])))
+    q = past.new_q[entries, :, : reach.window].float()
+    total = moment(q.flatten(0, 1)).unflatten(0, q.shape[:2])
+    for lower in range(level):
+        total = moments[entries, :, lower] + total
+    moments = moments.clone()
+    moments[entries, :, level] = total
+    return replace(past, moments=moments), total.flatten(0, 1)
 
 
 def _wider(past: Past, clusters: int) -> Past:
@@ -163,20 +180,18 @@ def _choose(q: Float[Tensor, "batch heads dim"], past: Past, reach: Reach, scale
     begins = (past.closed >= reach.sinks) & (past.opened % reach.group == 0)
     if not bool(begins.any()):
         return past
-    shape, many = q.shape[:2], past.sizes.flatten(0, 1)
-    starts = q.float().reshape(len(many), -1, q.shape[-1])  # (batch * key heads, sharing heads, dim)
-    scores = starts @ past.centres.float().flatten(0, 1).mT * scale
-    sizes = many[:, None].expand_as(scores)
+    shape, sizes = q.shape[:2], past.sizes.flatten(0, 1)
+    scores = torch.linalg.vecdot(past.centres.float(), q.float()[:, :, None]).flatten(0, 1) * scale
     chosen, which, offset, used = spend(scores.masked_fill(sizes == 0, -torch.inf), sizes, reach.exact)
-    place = past.start.flatten(0, 1)[:, None].expand_as(scores).gather(-1, which) + offset
-    order = past.order.flatten(0, 1)[:, None].expand(-1, scores.shape[1], -1)
-    picked = order.gather(-1, place.masked_fill(~used, 0))
-    first = torch.arange(reach.sinks, device=q.device).expand(*picked.shape[:2], -1)
+    place = past.start.flatten(0, 1).gather(-1, which) + offset
+    picked = past.order.flatten(0, 1).gather(-1, place.masked_fill(~used, 0))
+    first = torch.arange(reach.sinks, device=q.device).expand(len(picked), -1)
     picked = torch.cat([first, picked], -1)
     real = F.pad(used, (reach.sinks, 0), value=True)
     near = torch.zeros_like(real, dtype=q.dtype).masked_fill_(~real, -torch.inf)
     far = sizes.to(q.dtype).log().masked_fill(chosen, -torch.inf)
-    near_k, near_v = (rows(t.flatten(0, 1), picked) for t in (past.k, past.v))
+    together = picked.view(len(q) * past.k.shape[1], -1)  # the heads that share keys
+    near_k, near_v = (rows(t.flatten(0, 1), together) for t in (past.k, past.v))
     return _where(begins, past, near_k=near_k, near_v=near_v, near=near, far=far, shape=shape)
 
 
@@ -191,18 +206,17 @@ def _where(begins: Bool[Tensor, " batch"], past: Past, shape: torch.Size, **foun
 
 def _look(q: Float[Tensor, "batch heads queries dim"], past: Past, place: Int[Tensor, "batch queries"], scale: float) -> Tensor:
     """What queries at these places of the present window see: of it what is not after them, the near keys, and the averages."""
-    shared = past.k.shape[:2]
-    together = q.reshape(*shared, -1, q.shape[-1])  # the heads that share keys
-    keys = (past.new_k, past.near_k, past.centres)
-    values = (past.new_v, past.near_v, past.means)
+    heads = q.shape[1]
+    keys = (_spread(past.new_k, heads), past.near_k, past.centres)
+    values = (_spread(past.new_v, heads), past.near_v, past.means)
     after = torch.arange(past.new_k.shape[2], device=q.device) > place[..., None]
     own = torch.zeros_like(after, dtype=q.dtype).masked_fill_(after, -torch.inf)[:, None]
-    logits = [
-        ((together if k is not past.near_k else q) @ k.to(q.dtype).mT).reshape(*q.shape[:3], -1) * scale + added
-        for k, added in zip(keys, (own, past.near[:, :, None], past.far[:, :, None]), strict=True)
-    ]
+    added = (own, past.near[:, :, None], past.far[:, :, None])
+    logits = [q @ k.to(q.dtype).mT * scale + bias for k, bias in zip(keys, added, strict=True)]
     weights = torch.cat(logits, -1).softmax(-1).split([k.shape[2] for k in keys], -1)
-    out = weights[1] @ values[1].to(q.dtype)
-    for weight, value in (weights[0], values[0]), (weights[2], values[2]):
-        out += (weight.reshape(*shared, -1, weight.shape[-1]) @ value.to(q.dtype)).view_as(out)
-    return out
+    return sum(weight @ value.to(q.dtype) for weight, value in zip(weights, values, strict=True))  # type: ignore[return-value]
+
+
+def _spread(x: Tensor, heads: int) -> Tensor:
+    """Key heads, one for each query head."""
+    return x.repeat_interleave(heads // x.shape[1], 1)

@@ -13,6 +13,7 @@ from .again import differentiated
 from .formula import tiled
 
 BLOCK = 512  # queries that share one tile of a mask the kernels do not know
+TINY = 1e-33  # a square in float32 that is still exact
 aten = torch.ops.aten
 
 
@@ -26,15 +27,23 @@ class FusedHop(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, bias, mask: Mask, scale: float):
-        out, lse, kept = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32), []
+        out, lse, kept = None, None, []
         width = max(q.shape[-1], v.shape[-1])
         for rows, columns, causal, added in pieces(q, k, bias, mask):
             here, keys, values = (_widen(t, width) for t in (q[:, :, rows], k[:, :, columns], v[:, :, columns]))
             part, raw, rest = _forward(here, keys, values, added, causal, scale)
             blind = _blind(added, causal, rows)
-            out[:, :, rows] = _zeroed(part[..., : v.shape[-1]], blind)
-            lse[:, :, rows] = raw if blind is None else raw.masked_fill(blind, -torch.inf)
+            part, sums = (
+                _zeroed(part[..., : v.shape[-1]], blind),
+                raw.clone() if blind is None else raw.masked_fill(blind, -torch.inf),
+            )
             kept.append((raw, rest))
+            if rows.stop - rows.start == q.shape[2]:
+                out, lse = part, sums
+                break
+            if out is None or lse is None:
+                out, lse = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
+            out[:, :, rows], lse[:, :, rows] = part, sums
         ctx.save_for_backward(q, k, v, bias, out)
         ctx.mask, ctx.scale, ctx.kept = mask, scale, kept
         ctx.set_materialize_grads(False)
@@ -51,6 +60,8 @@ class FusedHop(torch.autograd.Function):
             return *differentiated(lambda q, k, v, bias: tiled(q, k, v, bias, mask, scale), (q, k, v, bias), grads), None, None
         grad = torch.zeros_like(out) if grad is None else grad
         bias_learns = bias is not None and ctx.needs_input_grad[3]
+        if grad_lse is not None and not bias_learns:
+            out, grad_lse = _leant(out, grad, grad_lse)
         width = max(q.shape[-1], v.shape[-1]) + int(grad_lse is not None or bias_learns)
         gq, gk, gv = torch.empty_like(q), None, None
         gb = torch.zeros(*q.shape[:2], k.shape[-2], device=q.device) if bias_learns else None
@@ -98,6 +109,19 @@ def _padding(keys: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
+
+
+def _leant(out: Tensor, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor, Tensor | None]:
+    """out with grad_lse taken off its product with grad, which is all that a CPU kernel uses out for; or both as they were.
+
+    This spares the column, and with it a copy of everything, wherever no row of grad is too small to carry it.
+    """
+    if out.device.type != "cpu" or out.dtype != torch.float32:
+        return out, grad_lse
+    square = torch.linalg.vecdot(grad, grad)
+    if bool(((square < TINY) & (grad_lse != 0)).any()):
+        return out, grad_lse
+    return out.addcmul(grad, (grad_lse / square.clamp_min(TINY))[..., None], value=-1), None
 
 
 def _blind(added: Tensor | None, causal: bool, rows: slice) -> Tensor | None:

@@ -73,7 +73,7 @@ class KeySums:
         shared = slice(tile.heads.start // self.sweep.shared, tile.heads.stop // self.sweep.shared)
         v = self.v[tile.entries, shared, tile.low : end]
         out = self._out(tile, v, shared)
-        force = seen * (self.sweep.call.scale**2 * tile.q.square().sum(-1))
+        force = seen * self._force(tile)
         if tile.slope is not None:
             squared.mul_(tile.slope).mul_(tile.slope)
         where, top, gap = self._apart(tile, squared, v, out)
@@ -84,6 +84,10 @@ class KeySums:
         if self.sweep.sampled:  # only then is their spread asked for
             found[..., some] = (self._rows(squared, v, out) + top * gap) * force
         return found
+
+    def _force(self, tile: Tile) -> Tensor:
+        """How much each query moves its logits, squared: (entries, heads, rows)."""
+        return self.sweep.call.scale**2 * tile.q.square().sum(-1)
 
     def total(self) -> Tensor:
         """The sums, (batch, heads, keys)."""

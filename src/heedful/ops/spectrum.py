@@ -39,12 +39,12 @@ def spectral_norms(
     """
     sweep, count = Sweep(q, logits, rows), len(rows)
     start = _start(load, keys)
-    x = _orthonormal(start, start[..., :0])
+    x = orthonormal(start, start[..., :0])
     found, images = x[..., :0], x[..., :0]
     for _ in range(SWEEPS):
         found = torch.cat([found, x], -1)
         images = torch.cat([images, _image(sweep, x, load, count)], -1)
-        x = _orthonormal(images[..., -x.shape[-1] :], found)
+        x = orthonormal(images[..., -x.shape[-1] :], found)
     pull = (load[:, None] @ found) / count  # (heads, 1, vectors)
     return tuple(torch.linalg.matrix_norm(m.double(), 2).sqrt() for m in (images + load[..., None] * pull, images))  # type: ignore[return-value]
 
@@ -57,7 +57,7 @@ def _start(load: Tensor, keys: Tensor) -> Tensor:
     return torch.cat([load[..., None], first.expand(len(load), -1, -1)], -1)
 
 
-def _orthonormal(x: Tensor, found: Tensor) -> Tensor:
+def orthonormal(x: Tensor, found: Tensor) -> Tensor:
     """An orthonormal basis of what x adds to the basis `found`; directions that add nothing become zero instead of noise."""
     x = x / x.norm(dim=-2, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
     for _ in range(2):  # twice is enough

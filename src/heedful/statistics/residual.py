@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from ..exact.residual import composite_norm
 from ..statistic import Estimate, Statistic
 
 
@@ -41,7 +42,7 @@ class Residual(Statistic):
         unit = x / x.norm(dim=-1, keepdim=True).clamp_min(1e-30)
         pairs = (count * (count - 1)).clamp_min(1)[:, 0, 0]
         alike = (unit.sum(1).square().sum(-1) - seen.sum(-1)) / pairs
-        found = torch.stack([_ratio(rest, x, _frobenius), _ratio(rest, x, _composite), alike], -1).double()
+        found = torch.stack([_ratio(rest, x, _frobenius), _ratio(rest, x, composite_norm), alike], -1).double()
         found = found[seen.sum(-1) > 1]  # one token alone is no text
         zeros = torch.zeros(3, dtype=torch.float64, device=x.device)
         return cls(zeros + found.sum(0), zeros + found.square().sum(0), zeros[0] + len(found))
@@ -58,7 +59,3 @@ def _ratio(rest: Tensor, whole: Tensor, norm) -> Tensor:
 
 def _frobenius(x: Tensor) -> Tensor:
     return x.flatten(1).norm(dim=-1)
-
-
-def _composite(x: Tensor) -> Tensor:
-    return (x.abs().sum(1).amax(-1) * x.abs().sum(2).amax(-1)).sqrt()

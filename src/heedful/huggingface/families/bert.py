@@ -1,0 +1,17 @@
+"""BERT and its like: norms after the sums, query, key and value apart."""
+
+from .family import Family, Place
+
+FAMILY = Family(
+    blocks="encoder.layer",
+    attention="attention.self",
+    q=Place("attention.self.query"),
+    k=Place("attention.self.key"),
+    v=Place("attention.self.value"),
+    o=Place("attention.output.dense"),
+    up=Place("intermediate.dense"),
+    down=Place("output.dense"),
+    norms=("attention.output.LayerNorm", "output.LayerNorm"),
+    pre=False,
+    activation="hidden_act",
+)

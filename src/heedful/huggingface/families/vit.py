@@ -1,0 +1,18 @@
+"""ViT: norms before, one row of patches read both ways."""
+
+from .family import Family, Place
+
+FAMILY = Family(
+    blocks="layers",
+    attention="attention",
+    q=Place("attention.q_proj"),
+    k=Place("attention.k_proj"),
+    v=Place("attention.v_proj"),
+    o=Place("attention.o_proj"),
+    up=Place("mlp.fc1"),
+    down=Place("mlp.fc2"),
+    norms=("layernorm_before", "layernorm_after"),
+    pre=True,
+    activation="hidden_act",
+    final="layernorm",
+)
