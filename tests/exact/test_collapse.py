@@ -90,6 +90,16 @@ def test_below_rounding_it_is_what_many_digits_say():
     assert found[-1].log10 < -100
 
 
+@pytest.mark.parametrize("far", [10.0, 60.0])
+def test_where_all_queries_look_at_one_key_what_the_others_hold_is_not_lost_beside_it(far):
+    x, one = drawn(4, 3) / 2 + far, layer(1, 3, size=0.8)
+    with mpmath.workdps(60):
+        state = by_digits(mpmath.matrix(x.tolist()), one)
+        mean = [sum(state[i, j] for i in range(4)) / 4 for j in range(3)]
+        size = mpmath.sqrt(sum((state[i, j] - mean[j]) ** 2 for i in range(4) for j in range(3)))
+        assert abs(mpmath.log10(size) - residual_recursion(x, [one])[1].log10) < 1e-11
+
+
 def by_digits(x, one):
     query, key, value = (mpmath.matrix(t[0].tolist()) for t in (one.query, one.key, one.map))
     bias = mpmath.matrix([one.query_bias[0].tolist()] * 4)

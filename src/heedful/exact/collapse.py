@@ -132,10 +132,17 @@ def _difference(e: Tensor, r: Tensor, log: float) -> tuple[Tensor, float]:
     """P - 1 u^T as a matrix and the log of its factor; `e` is E without its factor exp(2 log)."""
     square, u = math.exp(2 * log), r.softmax(-1)[:, None]
     if float(e.abs().amax()) * square > SMALL:
-        return (r[:, None] + square * e).softmax(-1) - u, 0.0
+        return _balanced((r[:, None] + square * e).softmax(-1) - u, u), 0.0
     e = e * _slope(square * e)  # expm1(E) / exp(2 log)
     z = e @ u.mT
-    return u * (e - z) / (1 + square * z), 2 * log
+    return _balanced(u * (e - z) / (1 + square * z), u), 2 * log
+
+
+def _balanced(change: Tensor, u: Tensor) -> Tensor:
+    """Rows that sum to 0, as they must: the entry at the key that holds most is what the others leave, for its own digits cancel."""
+    top = u.argmax(-1, keepdim=True).expand(*change.shape[:-1], 1)
+    others = change.scatter(-1, top, 0)
+    return others.scatter(-1, top, -others.sum(-1, keepdim=True))
 
 
 def _slope(t: Tensor) -> Tensor:

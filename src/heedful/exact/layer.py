@@ -88,8 +88,10 @@ class Layer:
 
     def call(self, x: Float[Tensor, "tokens dim"]) -> Capture:
         """The call that the layer makes of x, as one text."""
-        if x.ndim != 2 or x.shape[1] != self.w_q.shape[0]:
-            raise ValueError(f"x is {tuple(x.shape)} but w_q reads {self.w_q.shape[0]} dims; give (tokens, {self.w_q.shape[0]}).")
+        if x.ndim != 2 or x.shape[1] != self.w_q.shape[0] or len(x) == 0:
+            raise ValueError(
+                f"x is {tuple(x.shape)} but w_q reads {self.w_q.shape[0]} dims; give (tokens, {self.w_q.shape[0]}), a token or more."
+            )
         check_finite("x", x)
         source = x if self.context is None else self.context
         b_q, b_k, b_v, _ = self.biases or (None,) * 4
