@@ -37,17 +37,10 @@ def reading(tokens: int, ablation: str = "full") -> Read:
     checkpoint = minilm()
     ids = torch.tensor([checkpoint.tokenizer(text()[: 20 * tokens], truncation=True, max_length=tokens)["input_ids"]])
     with in_double(checkpoint.model) as exact, torch.no_grad(), ablated(exact, ablation):
-        layers = [as_layer(block.heads) for block in blocks(exact)]
+        layers = [SelfAttention.of_heads(block.heads) for block in blocks(exact)]
         states: list[Tensor] = []
         hooks = [b.register_forward_pre_hook(lambda _, args: states.append(args[0][0])) for b in exact.encoder.layer]  # type: ignore[union-attr]
         exact(ids)
         for hook in hooks:
             hook.remove()
     return Read(layers, states, checkpoint)
-
-
-def as_layer(heads) -> SelfAttention:
-    """The matrices of a block's heads as a layer of a pure self-attention network."""
-    maps = heads.w_v @ heads.w_o
-    bias = (heads.b_v[:, None] @ heads.w_o).sum(0)[0] + heads.b_o
-    return SelfAttention(heads.w_q, heads.w_k, maps, heads.w_q.shape[-1] ** -0.5, heads.b_q, bias)

@@ -60,13 +60,13 @@ def small(seed: int) -> tuple[torch.Tensor, list[SelfAttention]]:
     size = 2.0 * torch.rand((), generator=draws, dtype=torch.float64)
     x = size * torch.randn(8, 8, generator=draws, dtype=torch.float64) / 2
     weights = torch.randn(2, 4, 8, 8, generator=draws, dtype=torch.float64) / 8**0.5 / 2
-    return x, [SelfAttention.of(list(w), heads=2) for w in weights]
+    return x, [SelfAttention.of(*w, heads=2) for w in weights]
 
 
 def grew() -> dict[str, float]:
     """One layer with a residual below 1 in the composite norm, and what it makes of it: large weights undo the third power."""
     x = torch.tensor([[0.4, 0.0], [-0.4, 0.0]], dtype=torch.float64)
-    layer = SelfAttention.of([20 * torch.eye(2, dtype=torch.float64)] * 2 + [3 * torch.eye(2, dtype=torch.float64)] * 2, heads=1)
+    layer = SelfAttention.of(*(size * torch.eye(2, dtype=torch.float64) for size in (20, 20, 3, 3)))
     before, after = (composite_norm(around.rest) for around in residual_recursion(x, [layer]))
     return {"before": float(before), "after": float(after)}
 

@@ -47,7 +47,7 @@ def measure(size: str) -> dict[str, Any]:
 def apart(depth: int) -> tuple[list[float], list[float]]:
     """One network whose bias lies along the ones, which LayerNorm takes off: log10 |R| / |X| without it, |R| / |X| with it."""
     eye, draws = torch.eye(DIM, dtype=torch.float64), torch.Generator().manual_seed(0)
-    layer = SelfAttention.of([2 * eye, eye, eye / 2, eye], 1, [None, None, None, torch.full((DIM,), 5.0, dtype=torch.float64)])
+    layer = SelfAttention.of(2 * eye, eye, eye / 2, eye, biases=[None, None, None, torch.full((DIM,), 5.0, dtype=torch.float64)])
     x = normed(torch.randn(16, DIM, generator=draws, dtype=torch.float64))
     spread = residual_recursion(x, [layer] * SHORT)
     without = [a.log10 - math.log10(math.sqrt(16 * float(a.centre.square().sum()) + 10 ** (2 * a.log10))) for a in spread]

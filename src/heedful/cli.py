@@ -132,11 +132,11 @@ def explain(
     """Explain one text: which tokens matter (tokens), how sensitive layers are (lipschitz), by which paths it goes, how tokens grow alike (collapse)."""
     with _plainly():
         from .checkpoint import load
-        from .explain import check_what
+        from .explain import check
         from .explain import explain as look
         from .report import explained, terminal
 
-        check_what(what)
+        check(text, what)
         checkpoint = load(model, device=device, remote_code=remote_code)
         folder = out or Path("out") / f"{checkpoint.name.replace('/', '-')}-explain"
         found = look(checkpoint, text, what, length)

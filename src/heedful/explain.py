@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .checkpoint import Checkpoint, load
-from .explanations import WAYS, Explanation, given
+from .explanations import WAYS, Explanation, given, one
 from .scan import evaluating
 
 
@@ -22,14 +22,15 @@ def explain(model: str | Path | nn.Module | Checkpoint, text: Any, what: str = "
 
     The first 128 tokens are read unless `length` says more. `text` may be a path to a file.
     """
-    check_what(what)
+    check(text, what)
     checkpoint = load(model)
     read = given(checkpoint, text, length)
     with evaluating(checkpoint.model), torch.no_grad():
         return WAYS[what](read)
 
 
-def check_what(what: str) -> None:
-    """Refuse an explanation that is not there, before anything is loaded."""
+def check(text: Any, what: str) -> None:
+    """Refuse an explanation that is not there, or a text that cannot be read, before anything is loaded."""
     if what not in WAYS:
         raise ValueError(f"there is no explanation {what!r}; ask for one of {', '.join(WAYS)}.")
+    one(text)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .about import Layer
 from .attention import Capture
-from .huggingface.stacks import blocks, stack_of
+from .huggingface.stacks import stack_of, stacks
 from .statistic import Statistic
 from .statistics import Residual
 
@@ -85,7 +85,7 @@ def watching_states(model: nn.Module, layers: Sequence[str], look: Any) -> Itera
     A block that reads what was just made stands one deeper, so one that is called again and again (ALBERT) is many.
     """
     handles, last = [], {}
-    for stack, names in blocks(layers).items():
+    for stack, names in stacks(layers).items():
         for depth, name in enumerate(names):
             handles.append(model.get_submodule(name).register_forward_hook(_after(look, stack, depth, last), with_kwargs=True))
     try:

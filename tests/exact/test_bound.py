@@ -15,7 +15,7 @@ def drawn(*shape, seed=0):
 
 def trial(seed, heads=2, tokens=6, dim=8, count=2, size=0.3):
     weights = size * drawn(count, 4, dim, dim, seed=seed) / dim**0.5
-    return size * drawn(tokens, dim, seed=seed + 1000), [SelfAttention.of(list(w), heads) for w in weights]
+    return size * drawn(tokens, dim, seed=seed + 1000), [SelfAttention.of(*w, heads=heads) for w in weights]
 
 
 def test_the_largest_spread_is_the_root_of_its_equation():

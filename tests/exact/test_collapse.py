@@ -7,7 +7,7 @@ import mpmath
 import pytest
 import torch
 
-from heedful.exact import SelfAttention, residual, residual_recursion
+from heedful.exact import Layer, SelfAttention, residual, residual_recursion
 from heedful.exact.collapse import _around, _difference, shifts
 
 
@@ -18,7 +18,7 @@ def drawn(*shape, seed=0):
 def layer(heads=3, dim=6, seed=0, size=1.0):
     """Random weights with biases everywhere."""
     weights = size * drawn(4, dim, dim, seed=seed) / dim**0.5
-    return SelfAttention.of(list(weights), heads, list(drawn(4, dim, seed=seed + 100)))
+    return SelfAttention.of(*weights, heads=heads, biases=list(drawn(4, dim, seed=seed + 100)))
 
 
 def network(x, layers):
@@ -51,7 +51,8 @@ def test_a_key_bias_never_matters():
     weights, biases = list(drawn(4, 6, 6)), list(drawn(4, 6, seed=1))
     for biased in (biases, [biases[0], None, *biases[2:]]):
         torch.testing.assert_close(
-            SelfAttention.of(weights, 2, biased)(drawn(5, 6)), SelfAttention.of(weights, 2, biases)(drawn(5, 6))
+            SelfAttention.of(*weights, heads=2, biases=biased)(drawn(5, 6)),
+            SelfAttention.of(*weights, heads=2, biases=biases)(drawn(5, 6)),
         )
 
 
@@ -88,6 +89,16 @@ def test_below_rounding_it_is_what_many_digits_say():
             size = mpmath.sqrt(sum((state[i, j] - mean[j]) ** 2 for i in range(4) for j in range(3)))
             assert abs(mpmath.log10(size) - around.log10) < 1e-10 * max(1, abs(around.log10))
     assert found[-1].log10 < -100
+
+
+@pytest.mark.parametrize("far", [10.0, 60.0])
+def test_where_all_queries_look_at_one_key_what_the_others_hold_is_not_lost_beside_it(far):
+    x, one = drawn(4, 3) / 2 + far, layer(1, 3, size=0.8)
+    with mpmath.workdps(60):
+        state = by_digits(mpmath.matrix(x.tolist()), one)
+        mean = [sum(state[i, j] for i in range(4)) / 4 for j in range(3)]
+        size = mpmath.sqrt(sum((state[i, j] - mean[j]) ** 2 for i in range(4) for j in range(3)))
+        assert abs(mpmath.log10(size) - residual_recursion(x, [one])[1].log10) < 1e-11
 
 
 def by_digits(x, one):
@@ -128,7 +139,18 @@ def test_what_is_no_such_network_is_refused():
         residual_recursion(x / 0, [layer()])
     with pytest.raises(TypeError, match="best float64"):
         residual_recursion(x.float(), [layer()])
-    with pytest.raises(ValueError, match=r"\(6, 6\), \(6, 4\).* for 2 heads"):
-        SelfAttention.of([torch.ones(6, 6), torch.ones(6, 4), torch.ones(6, 6), torch.ones(6, 6)], 2)
-    with pytest.raises(ValueError, match="for 4 heads"):
-        SelfAttention.of([torch.ones(6, 6)] * 4, 4)
+    with pytest.raises(ValueError, match=r"for 2 heads; got w_q \(6, 6\), w_k \(6, 4\)"):
+        SelfAttention.of(torch.ones(6, 6), torch.ones(6, 4), torch.ones(6, 6), torch.ones(6, 6), heads=2)
+    with pytest.raises(ValueError, match="4 heads do not divide"):
+        SelfAttention.of(*[torch.ones(6, 6)] * 4, heads=4)
+    with pytest.raises(ValueError, match="a mask or a context"):
+        SelfAttention.of(*[torch.ones(6, 6)] * 4, mask=torch.ones(4, 4).bool())
+    with pytest.raises(ValueError, match="makes 5 dims of 6"):
+        SelfAttention.of(*[torch.ones(6, 6)] * 3, torch.ones(6, 5))
+
+
+def test_shared_key_heads_are_those_of_every_query_head_that_reads_them():
+    w_q, w_k, w_v, w_o = drawn(6, 8), drawn(6, 4, seed=1), drawn(6, 4, seed=2), drawn(8, 6, seed=3)
+    biases = [drawn(8, seed=4), drawn(4, seed=5), drawn(4, seed=6), None]
+    whole, x = Layer(w_q, w_k, w_v, w_o, heads=4, biases=biases), drawn(5, 6, seed=7)
+    torch.testing.assert_close(SelfAttention.of(whole)(x), whole(x))

@@ -5,7 +5,7 @@ import torch
 
 from heedful import Capture, Mask
 from heedful.exact import centred_norm, dobrushin, frozen_contraction, one_head
-from heedful.exact.singular import largest_singular
+from heedful.exact.singular import norms
 
 
 def drawn(*shape, seed=0):
@@ -17,18 +17,27 @@ def attention(*shape, seed=0, size=2.0):
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (9, 3), (3, 9), (30, 30)])
-def test_the_largest_singular_value_is_that_of_the_matrix(shape):
+def test_the_norms_of_many_maps_at_once_are_those_of_the_matrices(shape):
     a = drawn(2, *shape)
-    found = largest_singular(lambda x: a @ x, lambda y: a.mT @ y, drawn(2, shape[1], 1, seed=1), steps=60)
+    found = norms(lambda x: a @ x, lambda y: a.mT @ y, drawn(2, shape[1], 1, seed=1))
     torch.testing.assert_close(found, torch.linalg.matrix_norm(a, 2))
 
 
-def test_a_map_of_low_rank_or_none_ends_early():
-    a = drawn(1, 8, 2) @ drawn(1, 2, 8, seed=1)
-    torch.testing.assert_close(
-        largest_singular(lambda x: a @ x, lambda y: a.mT @ y, drawn(1, 8, 1, seed=2)), torch.linalg.matrix_norm(a, 2)
-    )
-    assert largest_singular(lambda x: 0 * x, lambda y: 0 * y, drawn(1, 8, 1)).item() == 0
+def test_maps_that_end_at_different_steps_do_not_disturb_each_other():
+    a = torch.stack([torch.zeros(8, 8).double(), torch.eye(8).double(), drawn(8, 2) @ drawn(2, 8, seed=1), drawn(8, 8, seed=2)])
+    found = norms(lambda x: a @ x, lambda y: a.mT @ y, drawn(4, 8, 1, seed=3))
+    torch.testing.assert_close(found, torch.linalg.matrix_norm(a, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype):
+    p, maps = attention(2, 6, 6).to(dtype), drawn(2, 4, 5).to(dtype)
+    for found, wide in (
+        (dobrushin(p), dobrushin(p.float())),
+        (centred_norm(p), centred_norm(p.float())),
+        (frozen_contraction(p, maps), frozen_contraction(p.float(), maps.float())),
+    ):
+        torch.testing.assert_close(found, wide.to(dtype))
 
 
 @pytest.mark.parametrize("heads", [1, 3])

@@ -129,3 +129,15 @@ def test_edits_of_what_is_not_there_are_refused():
         perturb_key(c, 0, torch.zeros(4, 8))
     with pytest.raises(ValueError, match="the change holds nan"):
         perturb_key(c, 0, torch.full((8,), torch.nan))
+
+
+@pytest.mark.parametrize(("dtype", "depth"), [(torch.float32, 200.0), (torch.float64, 900.0)])
+def test_a_key_that_no_float_saw_may_be_moved_to_where_it_holds_most(dtype, depth):
+    q, k, v = (
+        torch.ones(1, 1, 2, 1, dtype=dtype),
+        torch.tensor([0.0, -depth, 0.5], dtype=dtype).view(1, 1, 3, 1),
+        torch.eye(3, dtype=dtype),
+    )
+    moved = torch.tensor([0.0, 1.0, 0.5], dtype=dtype).softmax(-1).expand(2, 3)
+    found = perturb_key(Capture("layer", q, k, v[None, None]), 1, torch.tensor([depth + 1], dtype=dtype))
+    torch.testing.assert_close(found[0, 0], moved)

@@ -37,9 +37,17 @@ def test_equal_largest_logits_have_no_argmax_to_come_near():
     assert hard_bound(torch.tensor([1.0, 1.0, 0.0]), 1e6) == 2
 
 
+def test_an_infinite_beta_is_a_limit_and_no_nan():
+    ties = torch.tensor([[1.0, 1.0, 0.0], [2.0, 1.0, -torch.inf], [1.0, 1.0, 1.0]])
+    assert hard_bound(ties, torch.inf).tolist() == [2, 0, 2]
+    torch.testing.assert_close(soft_bound(ties, torch.inf), torch.tensor([2 / 3, 1 / 2, 0]))
+
+
 @pytest.mark.parametrize("bound", [hard_bound, soft_bound])
 def test_bad_input_is_told(bound):
     with pytest.raises(ValueError, match=r"beta is -1\.0; an inverse temperature is 0 or more"):
         bound(torch.ones(3), -1.0)
     with pytest.raises(ValueError, match=r"logits are \(3, 0\)"):
         bound(torch.ones(3, 0), 1.0)
+    with pytest.raises(ValueError, match="logits hold nan or inf; give numbers, and -inf for keys that are hidden"):
+        bound(torch.tensor([1.0, torch.nan]), 1.0)

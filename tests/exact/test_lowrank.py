@@ -58,6 +58,11 @@ def test_the_mean_error_of_random_projections_is_the_formula():
     torch.testing.assert_close(errors.mean(), jl_error(p, w, 3), rtol=0.03, atol=0)  # 40,000 draws: 1 % off one time in three
 
 
+def test_nothing_has_no_error_and_half_precision_is_computed_in_float32():
+    assert rank_errors(torch.zeros(3, 3)).tolist() == [0, 0, 0, 0]
+    torch.testing.assert_close(rank_errors(torch.eye(4).half()), rank_errors(torch.eye(4)).half())
+
+
 def test_a_projection_is_the_same_for_a_seed_and_shrinks_as_said():
     p, w = torch.eye(40, dtype=torch.float64), torch.randn(40, 8, dtype=torch.float64)
     assert torch.equal(projected(p, w, 5), projected(p, w, 5))
@@ -109,6 +114,7 @@ def test_inputs_are_left_as_they_were_and_need_no_graph():
         (lambda: singular_values(call(9), 0), "0 singular values"),
         (lambda: rank_needed(torch.eye(3), float("nan")), "an error of nan was asked for"),
         (lambda: jl_error(torch.eye(3), torch.ones(3, 1), 0), "a projection to 0 dims was asked for; use a rank of at least 1"),
+        (lambda: jl_error(torch.eye(3), torch.ones(4, 1), 2), r"P is \(3, 3\) and w \(4, 1\); give"),
         (lambda: check_room(1e16, "a matrix", "do without"), "a matrix would take 1e.07 GB, and .* GB are free; do without"),
     ],
 )

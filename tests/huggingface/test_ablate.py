@@ -7,7 +7,7 @@ import torch
 
 from heedful.huggingface import attention_modules, watching
 from heedful.huggingface.ablate import ABLATIONS, Ablation, Unablatable, ablated
-from heedful.huggingface.stacks import blocks
+from heedful.huggingface.stacks import stacks
 
 from .zoo import BY_NAME, FAMILIES
 
@@ -123,7 +123,7 @@ def test_every_family_is_ablated_or_refused_by_name_and_left_as_it_was(family):
 def states(model, given):
     """What the model's last block gives."""
     found = []
-    last = [block for stack in blocks(attention_modules(model)).values() for block in stack][-1]
+    last = [block for stack in stacks(attention_modules(model)).values() for block in stack][-1]
     handle = model.get_submodule(last).register_forward_hook(
         lambda module, args, out: found.append(out[0] if isinstance(out, tuple) else out)
     )

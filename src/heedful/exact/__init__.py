@@ -17,11 +17,12 @@ from .frozen import Network, attention_network, freeze
 from .jacobian import attention_jacobian, context_jacobian
 from .layer import Layer
 from .limits import hard_bound, soft_bound
-from .lipschitz import Stretch, largest_singular, local_lipschitz
+from .lipschitz import local_lipschitz
 from .lowrank import jl_error, projected, rank_errors, rank_needed
 from .paths import PathStreams, path_streams
 from .residual import composite_norm, residual
 from .sensitivity import Removal, key_sensitivity, query_sensitivity, value_sensitivity
+from .singular import Stretch, largest_singular
 from .softmax_jacobian import softmax_jacobian_norm
 from .spectral import effective_rank, singular_values, streamed_rank_errors
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .block import gathered
-from .frozen import Layer, Network
+from .frozen import FrozenLayer, Network
 from .paths import through
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _met(streams: Tensor, g: Tensor) -> Float[Tensor, "batch lengths"]:
     return found.mT
 
 
-def _back(layer: Layer, g: Float[Tensor, "streams batch tokens dim"], split: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _back(layer: FrozenLayer, g: Float[Tensor, "streams batch tokens dim"], split: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients before a layer by the number of heads passed since (together unless `split`), its heads' effects and its biases'."""
     g, bias = _back_mlp(layer, g)
     if layer.norms is not None and not layer.pre:
@@ -114,7 +114,7 @@ def _back(layer: Layer, g: Float[Tensor, "streams batch tokens dim"], split: boo
     return torch.cat([kept, nothing]) + torch.cat([nothing, read]), heads, bias
 
 
-def _back_mlp(layer: Layer, g: Tensor) -> tuple[Tensor, Tensor]:
+def _back_mlp(layer: FrozenLayer, g: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients before the MLP and its skip, and the effect of the biases on the way."""
     bias = g.new_zeros(g.shape[1])
     if layer.mlp is None or layer.slope is None or layer.norms is None:

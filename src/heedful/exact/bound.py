@@ -56,7 +56,7 @@ def collapse_bound(
     formula gives, no theorem: skips, MLPs and norms are not in it.
 
     >>> w = torch.randn(2, 4, 8, 8, dtype=torch.float64) / 60
-    >>> x, layers = torch.randn(6, 8, dtype=torch.float64) / 4, [SelfAttention.of(v, heads=2) for v in w]
+    >>> x, layers = torch.randn(6, 8, dtype=torch.float64) / 4, [SelfAttention.of(*v, heads=2) for v in w]
     >>> found = collapse_bound(x, layers)
     >>> found.vacuous, bool(composite_norm(residual_recursion(x, layers, "image")[-1].rest).log10() < found.log10_bound[-1])
     (False, True)

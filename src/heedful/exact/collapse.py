@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from .block import Heads, gathered
+from .layer import Layer
 from .residual import check_states
 
 if TYPE_CHECKING:
@@ -34,21 +36,28 @@ class SelfAttention:
     bias: Float[Tensor, " dim"]
 
     @classmethod
-    def of(
-        cls, weights: Sequence[Tensor], heads: int, biases: Sequence[Tensor | None] = (None,) * 4, scale: float | None = None
-    ) -> SelfAttention:
-        """From W_Q, W_K (dim, heads x size), W_V (dim, heads x width), W_O (heads x width, dim) and their biases, as x W + b.
+    def of(cls, *layer: Any, **setting: Any) -> SelfAttention:
+        """From a `Layer`, or its fields (w_q, w_k, w_v, w_o, heads, scale, biases); shared key heads too.
 
-        >>> made = SelfAttention.of([torch.eye(6)] * 4, heads=2)
+        >>> made = SelfAttention.of(*[torch.eye(6)] * 4, heads=2)
         >>> made.map.sum(0).equal(torch.eye(6)), round(made.scale ** -2)
         (True, 3)
         """
-        w_q, w_k, w_v, w_o = weights
-        _check_weights(weights, heads)
-        query, key, value = (w.unflatten(-1, (heads, -1)).transpose(0, 1) for w in (w_q, w_k, w_v))
-        b_q, _, b_v, b_o = (w.new_zeros(w.shape[-1]) if b is None else b for w, b in zip(weights, biases, strict=True))
-        factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        return cls(query, key, value @ w_o.unflatten(0, (heads, -1)), factor, b_q.unflatten(-1, (heads, -1)), b_v @ w_o + b_o)
+        made = Layer.of(*layer, **setting)
+        if made.mask is not None or made.context is not None:
+            raise ValueError("the layer has a mask or a context; rank collapse is told of tokens that all see each other.")
+        if made.w_o.shape[1] != made.w_q.shape[0]:
+            raise ValueError(
+                f"the layer makes {made.w_o.shape[1]} dims of {made.w_q.shape[0]}; layers that follow each other need as many."
+            )
+        return cls.of_heads(made.by_head, made.scale)
+
+    @classmethod
+    def of_heads(cls, heads: Heads, scale: float | None = None) -> SelfAttention:
+        """From matrices by head, such as those of a model's block."""
+        factor = 1 / math.sqrt(heads.w_q.shape[-1]) if scale is None else scale
+        bias = gathered(heads.b_v[:, None], heads.w_o)[0] + heads.b_o
+        return cls(heads.w_q, heads.w_k, heads.w_v @ heads.w_o, factor, heads.b_q, bias)
 
     def attention(self, x: Float[Tensor, "tokens dim"]) -> Float[Tensor, "heads tokens tokens"]:
         """P_h."""
@@ -84,7 +93,7 @@ def residual_recursion(x: Float[Tensor, "tokens dim"], layers: Sequence[SelfAtte
 
     >>> w = torch.randn(4, 8, 8, dtype=torch.float64) / 8**0.5
     >>> x = torch.randn(5, 8, dtype=torch.float64) / 2
-    >>> found = [around.log10 for around in residual_recursion(x, [SelfAttention.of(w, heads=1)] * 8)]
+    >>> found = [around.log10 for around in residual_recursion(x, [SelfAttention.of(*w, heads=1)] * 8)]
     >>> [round(b / a, 1) for a, b in zip(found[5:], found[6:])], found[-1] < -400
     ([3.0, 3.0, 3.0], True)
 
@@ -132,26 +141,22 @@ def _difference(e: Tensor, r: Tensor, log: float) -> tuple[Tensor, float]:
     """P - 1 u^T as a matrix and the log of its factor; `e` is E without its factor exp(2 log)."""
     square, u = math.exp(2 * log), r.softmax(-1)[:, None]
     if float(e.abs().amax()) * square > SMALL:
-        return (r[:, None] + square * e).softmax(-1) - u, 0.0
+        return _balanced((r[:, None] + square * e).softmax(-1) - u, u), 0.0
     e = e * _slope(square * e)  # expm1(E) / exp(2 log)
     z = e @ u.mT
-    return u * (e - z) / (1 + square * z), 2 * log
+    return _balanced(u * (e - z) / (1 + square * z), u), 2 * log
+
+
+def _balanced(change: Tensor, u: Tensor) -> Tensor:
+    """Rows that sum to 0, as they must: the entry at the key that holds most is what the others leave, for its own digits cancel."""
+    top = u.argmax(-1, keepdim=True).expand(*change.shape[:-1], 1)
+    others = change.scatter(-1, top, 0)
+    return others.scatter(-1, top, -others.sum(-1, keepdim=True))
 
 
 def _slope(t: Tensor) -> Tensor:
     """expm1(t) / t, 1 at 0."""
     return torch.where(t == 0, 1.0, torch.expm1(t) / t)
-
-
-def _check_weights(weights: Sequence[Tensor], heads: int) -> None:
-    w_q, w_k, w_v, w_o = weights
-    dim, shown = w_q.shape[0], ", ".join(str(tuple(w.shape)) for w in weights)
-    fits = w_q.shape == w_k.shape and w_v.shape == w_o.shape[::-1] and w_v.shape[0] == dim
-    if not fits or w_q.shape[1] % heads or w_v.shape[1] % heads:
-        raise ValueError(
-            f"W_Q, W_K, W_V, W_O have shapes {shown}; give (dim, heads x size) twice, (dim, heads x width) and (heads x width, dim) "
-            f"for {heads} heads (shared key heads spread)."
-        )
 
 
 def _check_layers(x: Tensor, layers: Sequence[SelfAttention]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..attention import Capture
 from ..mechanisms import Softmax
-from .singular import largest_singular
+from .singular import norms
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -33,12 +33,13 @@ def frozen_contraction(
     _check(p, "p")
     if maps.ndim != 3 or len(maps) != len(p):
         raise ValueError(f"p is of {len(p)} heads and the maps have shape {tuple(maps.shape)}; give (heads, dim, out).")
-    centred = p - p.mean(-2, keepdim=True)
+    dtype, p, maps = p.dtype, _wide(p), _wide(maps)
+    centred = _centred(p)
     draws = torch.Generator().manual_seed(0)
     start = torch.randn(1, p.shape[-1], maps.shape[-2], generator=draws, dtype=torch.float64).to(p)
-    return largest_singular(
+    return norms(
         lambda r: (centred @ r[:, None] @ maps).sum(1), lambda y: (centred.mT @ y[:, None] @ maps.mT).sum(1), start, steps
-    )[0]
+    )[0].to(dtype)
 
 
 def dobrushin(p: Float[Tensor, "... tokens tokens"] | Sequence[Tensor]) -> Float[Tensor, "*batch"]:
@@ -55,7 +56,8 @@ def dobrushin(p: Float[Tensor, "... tokens tokens"] | Sequence[Tensor]) -> Float
     _check(p, "p")
     if p.shape[-1] > DENSE:
         raise ValueError(f"p has {p.shape[-1]} tokens, and all pairs of its rows are too many; use centred_norm, which streams.")
-    return torch.cdist(p, p, p=1).amax((-2, -1)) / 2
+    wide = _wide(p)
+    return (torch.cdist(wide, wide, p=1).amax((-2, -1)) / 2).to(p.dtype)
 
 
 def centred_norm(path: Tensor | Capture | Sequence[Tensor | Capture], steps: int = 60) -> Float[Tensor, "*batch"]:
@@ -72,14 +74,14 @@ def centred_norm(path: Tensor | Capture | Sequence[Tensor | Capture], steps: int
     steps_of = [path] if isinstance(path, Tensor | Capture) else list(path)
     if all(isinstance(p, Tensor) for p in steps_of):
         whole = _product(steps_of)  # type: ignore[arg-type]
-        return torch.linalg.matrix_norm(whole - whole.mean(-2, keepdim=True), 2)
+        return torch.linalg.matrix_norm(_centred(_wide(whole)), 2).to(whole.dtype)
     maps = [_Applied(p) for p in steps_of]
     shown = [m.size for m in maps]
     if len({n for _, n in shown}) != 1 or len({h for h, _ in shown} - {1}) > 1:
         raise ValueError(f"the path's layers have (heads, tokens) {shown}; give as many tokens in each, and as many heads or 1.")
     heads, dtype = max(h for h, _ in shown), torch.float64
     start = torch.randn(1, shown[0][1], 1, generator=torch.Generator().manual_seed(0), dtype=dtype).expand(heads, -1, -1)
-    return largest_singular(
+    return norms(
         lambda x: _centred(reduce(lambda y, m: m.forward(y), maps, x)),
         lambda y: reduce(lambda x, m: m.backward(x), reversed(maps), _centred(y)),
         start.to(maps[0].device),
@@ -150,6 +152,11 @@ class _Applied:
 
 def _centred(x: Tensor) -> Tensor:
     return x - x.mean(-2, keepdim=True)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float32 at least: norms and distances are not there in half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _product(path: Sequence[Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 SHARP = 0.5  # where a key holds more, its query attends again: 1 - P would lose its digits
+FAR = 40.0  # a logit that rises more leaves nothing of P in expm1(lift) P
 TILE = 2**20  # logits of such queries at once
 
 
@@ -38,10 +39,11 @@ def perturb_key(call: Capture, key: int, change: Float[Tensor, "*key_heads dim"]
     _check_change(change, k[:, :, key])
     k[:, :, key] += change.to(k)
     edited = replace(call, k=k)
-    out, mass = _column(call, key)
+    out, log = _column(call, key)
+    mass = log.exp()
     lift = edited.logits.bare(call.q, key, key + 1)[..., 0] - call.logits.bare(call.q, key, key + 1)[..., 0]
-    share = -torch.expm1(-torch.log1p(mass * torch.expm1(lift)))  # g / (1 + g)
-    share = torch.where(mass > 0, share, 0)
+    grown = torch.where(lift > FAR, (log + lift).exp(), mass * torch.expm1(lift))  # g: P may be too small for a float, g is not
+    share = -torch.expm1(-torch.log1p(grown))  # g / (1 + g)
     return _edited(edited, out, share, key, mass > SHARP).to(call.v.dtype)
 
 
@@ -77,7 +79,8 @@ def delete_token(call: Capture, key: int) -> Float[Tensor, "batch heads queries 
     True
     """
     key = _place(call, key, "key", call.k.shape[2])
-    out, mass = _column(call, key)
+    out, log = _column(call, key)
+    mass = log.exp()
     edited = replace(call, mask=_without(call.mask, key))
     return _edited(edited, out, -mass / (1 - mass), key, mass > SHARP).to(call.v.dtype)
 
@@ -96,11 +99,12 @@ def answer(call: Capture) -> tuple[Float[Tensor, "batch heads queries width"], F
 
 
 def _column(call: Capture, key: int) -> tuple[Tensor, Tensor]:
-    """The outputs, and P_ij for one key j: (batch, heads, queries)."""
+    """The outputs, and log P_ij for one key j: (batch, heads, queries); -inf where the query or the key is hidden."""
     out, lse = answer(call)
     rows = torch.arange(call.q.shape[2], device=call.q.device)
     logits = call.logits.of(call.q, rows, key, key + 1)[..., 0]
-    return out, torch.where(lse == -torch.inf, 0, (logits - lse).exp().clamp_max(1))
+    hidden = (lse == -torch.inf) | (logits < HIDDEN / 2)
+    return out, (logits - lse).clamp_max(0).masked_fill(hidden, -torch.inf)
 
 
 def _edited(call: Capture, out: Tensor, share: Tensor, key: int, sharp: Tensor) -> Tensor:

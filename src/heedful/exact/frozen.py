@@ -69,7 +69,7 @@ class Scaling:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class FrozenLayer:
     """One block with its P, 1 / sigma and gates fixed; without norms and MLP a layer of a pure attention network."""
 
     mixing: Mixing
@@ -82,7 +82,7 @@ class Layer:
     slope: Float[Tensor, "batch tokens hidden"] | None = None
 
     @property
-    def unbiased(self) -> Layer:
+    def unbiased(self) -> FrozenLayer:
         """The same with every bias zero."""
         norms = None if self.norms is None else (self.norms[0].unbiased, self.norms[1].unbiased)
         b_v, b_o = torch.zeros_like(self.heads.b_v), torch.zeros_like(self.heads.b_o)
@@ -120,7 +120,7 @@ class Network:
     """
 
     x: Float[Tensor, "batch tokens dim"]
-    layers: tuple[Layer, ...]
+    layers: tuple[FrozenLayer, ...]
     output: Float[Tensor, "batch tokens dim"]
     final: Scaling | None = None
 
@@ -137,7 +137,7 @@ class Network:
             _fit(number, layer, *self.x.shape)
 
 
-def _fit(number: int, layer: Layer, batch: int, tokens: int, dim: int) -> None:
+def _fit(number: int, layer: FrozenLayer, batch: int, tokens: int, dim: int) -> None:
     """Refuse a layer that cannot read such states."""
     q, k, w_v, w_o = layer.mixing.q, layer.mixing.k, layer.heads.w_v, layer.heads.w_o
     if q.shape[0] != batch or q.shape[2] != tokens or k.shape[2] != tokens:
@@ -153,7 +153,7 @@ def _fit(number: int, layer: Layer, batch: int, tokens: int, dim: int) -> None:
         )
 
 
-def freeze(block: Block, call: Capture, x: Float[Tensor, "batch tokens dim"]) -> Layer:
+def freeze(block: Block, call: Capture, x: Float[Tensor, "batch tokens dim"]) -> FrozenLayer:
     """A block as it was when it read x and its attention made `call`."""
     if call.out is None or call.null is not None:
         raise ValueError(f"{call.layer} has no output, or null logits; give a call of softmax attention with its output.")
@@ -164,7 +164,7 @@ def freeze(block: Block, call: Capture, x: Float[Tensor, "batch tokens dim"]) ->
     after = middle if block.pre else middle + (raised * slope) @ block.mlp.down + block.mlp.b_down
     norms = Scaling(first, first.inverse(before)), Scaling(second, second.inverse(after))
     mixing = Mixing(call.q, call.k, call.mask, call.scale, call.cap)
-    return Layer(mixing, block.heads, call.out, True, block.pre, norms, block.mlp, slope)
+    return FrozenLayer(mixing, block.heads, call.out, True, block.pre, norms, block.mlp, slope)
 
 
 def attention_network(
@@ -180,7 +180,7 @@ def attention_network(
         q, k, v = one.project(state)
         mixing = Mixing(q, k, mask, q.shape[-1] ** -0.5 if scale is None else scale)
         outs = mixing(v)
-        layers.append(Layer(mixing, one, outs, skip))
+        layers.append(FrozenLayer(mixing, one, outs, skip))
         out = one.join(outs)
         state = state + out if skip else out
     return Network(x, tuple(layers), state)

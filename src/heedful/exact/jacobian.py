@@ -74,11 +74,8 @@ class _Parts:
         shared = layer.heads // layer.key_heads
         self.q = self.call.q[0]  # (heads, queries, size)
         self.k, self.v = (t[0].repeat_interleave(shared, 0) for t in (self.call.k, self.call.v))
-        self.w_q = layer.w_q.unflatten(1, (layer.heads, -1)).movedim(1, 0)  # (heads, dim, size)
-        self.w_k, self.w_v = (
-            w.unflatten(1, (layer.key_heads, -1)).movedim(1, 0).repeat_interleave(shared, 0) for w in (layer.w_k, layer.w_v)
-        )
-        self.w_o = layer.w_o.unflatten(0, (layer.heads, -1))  # (heads, width, outputs)
+        heads = layer.by_head
+        self.w_q, self.w_k, self.w_v, self.w_o = heads.w_q, heads.w_k, heads.w_v, heads.w_o  # by query head
         self.spoken = self.v @ self.w_o  # v~, (heads, keys, outputs)
         self.pairs: Tensor | None = None
 

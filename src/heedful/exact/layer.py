@@ -12,6 +12,7 @@ from torch import Tensor
 from ..attention import Capture
 from ..mask import Mask
 from ..ops import hop
+from .block import Heads
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -86,10 +87,25 @@ class Layer:
     def key_heads(self) -> int:
         return self.w_k.shape[1] // (self.w_q.shape[1] // self.heads)
 
+    @property
+    def by_head(self) -> Heads:
+        """Its matrices and biases for each query head; a shared key head is repeated, a bias that is not there is zero.
+
+        >>> Layer(torch.ones(6, 8), torch.ones(6, 4), torch.ones(6, 4), torch.ones(8, 6), heads=2).by_head.w_k.shape
+        torch.Size([2, 6, 4])
+        """
+        pairs = zip(MATRICES, self.biases or (None,) * 4, strict=True)
+        b_q, b_k, b_v, b_o = (getattr(self, w).new_zeros(getattr(self, w).shape[1]) if b is None else b for w, b in pairs)
+        w_q, b_q = (_by_head(t, self.heads, self.heads) for t in (self.w_q, b_q))
+        w_k, b_k, w_v, b_v = (_by_head(t, self.key_heads, self.heads) for t in (self.w_k, b_k, self.w_v, b_v))
+        return Heads(w_q, w_k, w_v, self.w_o.unflatten(0, (self.heads, -1)), b_q, b_k, b_v, b_o)
+
     def call(self, x: Float[Tensor, "tokens dim"]) -> Capture:
         """The call that the layer makes of x, as one text."""
-        if x.ndim != 2 or x.shape[1] != self.w_q.shape[0]:
-            raise ValueError(f"x is {tuple(x.shape)} but w_q reads {self.w_q.shape[0]} dims; give (tokens, {self.w_q.shape[0]}).")
+        if x.ndim != 2 or x.shape[1] != self.w_q.shape[0] or len(x) == 0:
+            raise ValueError(
+                f"x is {tuple(x.shape)} but w_q reads {self.w_q.shape[0]} dims; give (tokens, {self.w_q.shape[0]}), a token or more."
+            )
         check_finite("x", x)
         source = x if self.context is None else self.context
         b_q, b_k, b_v, _ = self.biases or (None,) * 4
@@ -124,6 +140,11 @@ class Layer:
                 f"the mask holds nan at {given.isnan().nonzero()[0].tolist()}; add numbers to the logits, or -inf to hide."
             )
         return Mask(bias=given.view(1, -1, queries, keys))
+
+
+def _by_head(x: Tensor, own: int, heads: int) -> Tensor:
+    """Columns by head, heads first: `own` heads as `heads`, each repeated for those that share it."""
+    return x.unflatten(-1, (own, -1)).movedim(-2, 0).repeat_interleave(heads // own, 0)
 
 
 def split(x: Float[Tensor, "tokens joined"], heads: int) -> Float[Tensor, "1 heads tokens size"]:

@@ -26,7 +26,7 @@ def hard_bound(logits: Float[Tensor, "... keys"], beta: float) -> Float[Tensor, 
         return torch.zeros_like(logits[..., 0])
     first, second = logits.topk(2).values.unbind(-1)
     others = (logits > -torch.inf).sum(-1) - 1
-    return (others * torch.exp(-beta * (first - second))).masked_fill(others <= 0, 0)
+    return (others * torch.exp(-_times(beta, first - second))).masked_fill(others <= 0, 0)
 
 
 def soft_bound(logits: Float[Tensor, "... keys"], beta: float) -> Float[Tensor, ...]:
@@ -41,7 +41,12 @@ def soft_bound(logits: Float[Tensor, "... keys"], beta: float) -> Float[Tensor, 
     seen = logits > -torch.inf
     count = seen.sum(-1).clamp_min(1)
     spread = (logits.amax(-1) - logits.masked_fill(~seen, torch.inf).amin(-1)).clamp_min(0)
-    return torch.minimum(torch.expm1(beta * spread) / count, 1 - 1 / count.to(logits.dtype))
+    return torch.minimum(torch.expm1(_times(beta, spread)) / count, 1 - 1 / count.to(logits.dtype))
+
+
+def _times(beta: float, gap: Tensor) -> Tensor:
+    """beta gap; where there is no gap even an infinite beta makes none."""
+    return (beta * gap).masked_fill(gap == 0, 0)
 
 
 def _check(logits: Tensor, beta: float) -> None:
@@ -49,3 +54,5 @@ def _check(logits: Tensor, beta: float) -> None:
         raise ValueError(f"beta is {beta}; an inverse temperature is 0 or more.")
     if logits.ndim == 0 or logits.shape[-1] == 0:
         raise ValueError(f"logits are {tuple(logits.shape)}; give (..., keys) with at least one key.")
+    if not bool((logits < torch.inf).all()):
+        raise ValueError("logits hold nan or inf; give numbers, and -inf for keys that are hidden.")

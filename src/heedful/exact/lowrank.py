@@ -17,10 +17,11 @@ def rank_errors(p: Float[Tensor, "... queries keys"]) -> Float[Tensor, "... rank
     >>> rank_errors(torch.eye(4))
     tensor([1.0000, 0.8660, 0.7071, 0.5000, 0.0000])
     """
-    squares = torch.linalg.svdvals(p).square()
+    squares = torch.linalg.svdvals(p.to(torch.promote_types(p.dtype, torch.float32))).square()
     left = squares.flip(-1).cumsum(-1).flip(-1)  # from the smallest on: small errors keep their digits
     whole = left[..., :1]
-    return torch.cat([left, torch.zeros_like(whole)], -1).div(whole).sqrt()
+    shares = torch.cat([left, torch.zeros_like(whole)], -1).div(whole)
+    return shares.masked_fill(whole == 0, 0).sqrt().to(p.dtype)
 
 
 def rank_needed(p: Float[Tensor, "... queries keys"], error: float) -> Int[Tensor, ...]:
@@ -45,7 +46,7 @@ def projected(
 
     Wang et al. 2020, Linformer, theorem 1.
     """
-    _check_rank(rank)
+    _check(p, w, rank)
     drawn = torch.randn(rank, p.shape[-1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     r = drawn.to(p) / rank**0.5
     return (p @ r.mT) @ (r @ w)
@@ -61,11 +62,13 @@ def jl_error(p: Float[Tensor, "... queries keys"], w: Float[Tensor, "... keys wi
     >>> jl_error(p, w, rank=7)  # (6 * 6 + 6) / 7
     tensor(6.)
     """
-    _check_rank(rank)
+    _check(p, w, rank)
     sizes = [x.square().sum((-2, -1)) for x in (p, w, p @ w)]
     return (sizes[0] * sizes[1] + sizes[2]) / rank
 
 
-def _check_rank(rank: int) -> None:
+def _check(p: Tensor, w: Tensor, rank: int) -> None:
+    if min(p.ndim, w.ndim) < 2 or p.shape[-1] != w.shape[-2]:
+        raise ValueError(f"P is {tuple(p.shape)} and w {tuple(w.shape)}; give (..., queries, keys) and (..., keys, width).")
     if rank < 1:
         raise ValueError(f"a projection to {rank} dims was asked for; use a rank of at least 1.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from .frozen import Layer, Network
+from .frozen import FrozenLayer, Network
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -98,7 +98,7 @@ def check_through(mlp: str, max_length: int | None) -> None:
         raise ValueError(f"max_length is {max_length}; give 0 or more, or None for every length.")
 
 
-def through(layer: Layer, streams: Tensor, last: int, tail: int = 1) -> Tensor:
+def through(layer: FrozenLayer, streams: Tensor, last: int, tail: int = 1) -> Tensor:
     """The streams after a layer: lengths up to `last`, then `tail` more: the biases, and before them with 2 what MLPs made.
 
     Biases are added to the last stream: without a tail give a layer that is `unbiased`.
@@ -130,7 +130,7 @@ def _longer(kept: Tensor, mixed: Tensor, last: int, tail: int) -> Tensor:
     return grown
 
 
-def _normed(layer: Layer, which: int, streams: Tensor) -> Tensor:
+def _normed(layer: FrozenLayer, which: int, streams: Tensor) -> Tensor:
     """Through a norm as it was: its bias joins the biases."""
     if layer.norms is None:
         return streams
@@ -140,7 +140,7 @@ def _normed(layer: Layer, which: int, streams: Tensor) -> Tensor:
     return out
 
 
-def _gated(layer: Layer, read: Tensor) -> Tensor:
+def _gated(layer: FrozenLayer, read: Tensor) -> Tensor:
     """Through the MLP with the gate it had; the biases go with the last stream."""
     assert layer.mlp is not None
     assert layer.slope is not None

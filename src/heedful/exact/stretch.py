@@ -10,7 +10,7 @@ from torch import Tensor
 from ..attention import Capture
 from .block import Block, gathered, spread
 from .call_derivative import CallDerivative
-from .lipschitz import Stretch, largest_singular
+from .singular import Stretch, largest_singular
 
 if TYPE_CHECKING:
     from jaxtyping import Float

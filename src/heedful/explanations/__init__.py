@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from . import collapse, lipschitz, paths, tokens
 from .explanation import Explanation, Grid, Lines
-from .given import Given, given
+from .given import Given, given, one
 
 WAYS: dict[str, Callable[[Given], Explanation]] = {
     "tokens": tokens.explain,
@@ -13,4 +13,4 @@ WAYS: dict[str, Callable[[Given], Explanation]] = {
     "collapse": collapse.explain,
 }
 
-__all__ = ["WAYS", "Explanation", "Given", "Grid", "Lines", "given"]
+__all__ = ["WAYS", "Explanation", "Given", "Grid", "Lines", "given", "one"]

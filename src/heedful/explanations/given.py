@@ -43,7 +43,7 @@ class Given:
 
 def given(checkpoint: Checkpoint, text: Any, length: int | None = None) -> Given:
     """A text (itself, token ids, or a path to a file whose first text is taken), cut to `length` tokens where it is longer."""
-    value = _one(text)
+    value = one(text)
     count = allowed_length(checkpoint, length) if length is not None else min(DEFAULT, allowed_length(checkpoint, None))
     reading = read(checkpoint, [value], 1, count)
     item = reading.batches[0][0].item
@@ -57,7 +57,7 @@ def given(checkpoint: Checkpoint, text: Any, length: int | None = None) -> Given
     return Given(checkpoint, item.ids, notes)
 
 
-def _one(text: Any) -> Any:
+def one(text: Any) -> Any:
     """The one text that was given, whole."""
     if isinstance(text, str) and not text.strip():
         raise ValueError("the text is empty; give a text, or a path to one.")

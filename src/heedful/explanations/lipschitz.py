@@ -25,7 +25,8 @@ def explain(given: Given) -> Explanation:
         rows.append((name, stretch.value, stretch.error, typical, stretch.iterations))
     columns = ("layer", "stretch at most", "its error", "|out| / |in|", "iterations")
     table = Table("local Lipschitz constant of each attention layer: |d out / d in|_2, all tokens together", columns, rows)
-    picture = Lines({"stretch at most": [row[1] for row in rows], "|out| / |in|": [row[3] for row in rows]}, "layer", "factor")
+    curves = {"stretch at most": [row[1] for row in rows], "|out| / |in|": [row[3] for row in rows]}
+    picture = Lines(curves, "layer", "factor", log=True)
     return Explanation("lipschitz", given.checkpoint.name, given.words, [table], _said(rows), picture, given.notes)
 
 

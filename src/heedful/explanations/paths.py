@@ -55,6 +55,6 @@ def _said(found: Paths, names: list[str]) -> list[str]:
     against = int((flat < 0).sum())
     return [
         f"All {(heads + 1) ** layers:.2g} paths through {layers} layers of {heads} heads sum to the model's output within {found.error:.0e}.",
-        f"Most of the output, {100 * shares[most]:.0f} %, comes by {most}; a share below 0 works against the sum.",
+        f"The largest part of the output, {100 * shares[most]:.0f} %, comes by {most}; a share below 0 works against the sum.",
         f"{_name(found, names, int(flat.argmax()))} gives most, {100 * flat.max():.0f} %; {against} of {len(flat)} heads work against the sum.",
     ]

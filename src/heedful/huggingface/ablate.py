@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .modules import attention_modules
-from .stacks import blocks
+from .stacks import stacks
 from .stream import Following, Lost, Stream
 
 
@@ -62,7 +62,7 @@ def ablated(model: nn.Module, ablation: str | Ablation) -> Iterator[None]:
         yield
         return
     attending = attention_modules(model)
-    names = [name for stack in blocks(attending).values() for name in stack]
+    names = [name for stack in stacks(attending).values() for name in stack]
     if not names:
         raise Unablatable(f"{type(model).__name__} has no numbered blocks with an attention module; give a transformer.")
     with ExitStack() as stack:

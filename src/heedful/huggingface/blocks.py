@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ..exact.block import Block, Heads, Mlp, Norm
+from ..exact.layer import Layer
 from .families import FAMILIES, Family, Place
 from .swap import swapped
 
@@ -110,17 +111,11 @@ def _block(name: str, layer: nn.Module, family: Family, config: Any) -> Block:
 
 
 def _heads(name: str, layer: nn.Module, family: Family, count: int) -> Heads:
-    pairs = [linear(layer, place, name) for place in (family.q, family.k, family.v)]
-    width = pairs[0][0].shape[1] // count
-    (w_q, b_q), (w_k, b_k), (w_v, b_v) = (_by_head(w, b, width, count) for w, b in pairs)
-    w_o, b_o = linear(layer, family.o, name)
-    return Heads(w_q, w_k, w_v, w_o.unflatten(0, (count, -1)), b_q, b_k, b_v, b_o)
-
-
-def _by_head(weight: Tensor, bias: Tensor, width: int, count: int) -> tuple[Tensor, Tensor]:
-    """(heads, dim, width) and (heads, width); shared heads repeated."""
-    w, b = weight.unflatten(1, (-1, width)).transpose(0, 1), bias.unflatten(0, (-1, width))
-    return w.repeat_interleave(count // len(w), 0), b.repeat_interleave(count // len(b), 0)
+    pairs = [linear(layer, place, name) for place in (family.q, family.k, family.v, family.o)]
+    try:
+        return Layer(*(w for w, _ in pairs), heads=count, biases=[b for _, b in pairs]).by_head
+    except ValueError as error:
+        raise Undecomposable(f"the attention of {name} is none of {count} heads: {error}") from error
 
 
 def _mlp(name: str, layer: nn.Module, family: Family, activation: Any) -> Mlp:

@@ -12,10 +12,10 @@ def stack_of(name: str) -> str:
     return found.group(1) if found else ""
 
 
-def blocks(layers: Iterable[str]) -> dict[str, list[str]]:
+def stacks(layers: Iterable[str]) -> dict[str, list[str]]:
     """The blocks of each stack, from the names of their attention layers.
 
-    >>> blocks(["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"])
+    >>> stacks(["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"])
     {'encoder.layer': ['encoder.layer.0', 'encoder.layer.1']}
     """
     found: dict[str, dict[str, None]] = {}

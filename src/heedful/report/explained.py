@@ -86,15 +86,18 @@ def _lines(axes: Any, drawn: Lines) -> None:
 
 
 def _grid(figure: Any, axes: Any, drawn: Grid) -> None:
+    """Colours by the square root where nothing is negative, so that one token that all look at does not hide the others."""
+    from matplotlib.colors import PowerNorm
+
     top = max((abs(x) for row in drawn.values for x in row if x == x), default=0.0) or 1.0
     signed = any(x < 0 for row in drawn.values for x in row)
-    look = {"cmap": "RdBu_r", "vmin": -top, "vmax": top} if signed else {"cmap": "Blues", "vmin": 0.0, "vmax": top}
+    look = {"cmap": "RdBu_r", "vmin": -top, "vmax": top} if signed else {"cmap": "Blues", "norm": PowerNorm(0.5, 0.0, top)}
     image = axes.imshow(drawn.values, aspect="auto", interpolation="nearest", **look)
     axes.set_yticks(range(len(drawn.rows)), [_plain(name) for name in drawn.rows], fontsize=8)
     if len(drawn.columns) <= WORDS:
         axes.set_xticks(range(len(drawn.columns)), [_plain(name) for name in drawn.columns], fontsize=8, rotation=90)
     axes.set_xlabel(drawn.x)
-    figure.colorbar(image, ax=axes, label=drawn.what)
+    figure.colorbar(image, ax=axes, label=drawn.what).ax.yaxis.label.set_fontsize(8)
 
 
 def _plain(name: str) -> str:
