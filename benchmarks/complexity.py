@@ -1,7 +1,8 @@
 """The complexity table measured: powers of the length that time and memory grow with, and operations that wait for one another.
 
 One head, d=50, 64 features, buckets, landmarks or clusters where a mechanism has such a number, forward and backward, float32, one thread;
-lengths double from 1024 on as far as 60 seconds for each mechanism reach. Run as `python -m benchmarks.complexity`.
+lengths double from 1024 on as far as 60 seconds for each mechanism reach; a Linformer has projections for each. The power is that of
+the larger half of the lengths, where lower terms still count: so theory's term is fitted beside the next lower one too. Run as `python -m benchmarks.complexity`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from heedful.benching.calls import training
 from heedful.benching.contender import Contender, usual
 from heedful.benching.growth import exponent, predicted
 from heedful.benching.theory import THEORY
+from heedful.mechanisms import Linformer
 
 from .timing import table, threads, write
 
@@ -31,10 +33,10 @@ SECONDS = float(os.environ.get("SECONDS", "60"))  # for each mechanism
 MEMORY = 4 * 10**9
 ROUNDS = 5
 COUNTED = (256, 512, 1024)  # tokens of the counts of waiting operations
-SIZES = {  # settings that stand for R, by mechanism; a Linformer has a longest text
+SIZES = {  # settings that stand for R, by mechanism
     "Performer": {"features": 64},
     "FittedPerformer": {"features": 64},
-    "Linformer": {"keys": 64, "length": 2**16},
+    "Linformer": {"keys": 64},
     "Nystrom": {"landmarks": 64},
     "Local": {"window": 64},
     "Landmarks": {"landmarks": 64},
@@ -58,6 +60,13 @@ def sized(mechanism: Mechanism) -> Mechanism:
     return dataclasses.replace(mechanism, **SIZES.get(type(mechanism).__name__, {}))  # type: ignore[type-var]
 
 
+def at(mechanism: Mechanism, length: int) -> Mechanism:
+    """The mechanism for texts of that length: Linformer's projections are made for one, as in its paper."""
+    mechanism = dataclasses.replace(mechanism, length=length) if isinstance(mechanism, Linformer) else mechanism
+    mechanism.prepare(1, DIM)
+    return mechanism
+
+
 def call(length: int) -> Capture:
     q, k, v = torch.randn(3, 1, 1, length, DIM).unbind()
     q, k, v = (t.clone().requires_grad_() for t in (q / 2, k / 2, v))
@@ -70,10 +79,10 @@ def measure(contenders: list[Contender]) -> dict[str, Any]:
     medians: dict[str, dict[int, float]] = {c.name: {} for c in contenders}
     for contender in contenders:
         for length in FIRST:
-            looked(contender, length, training(contender.mechanism, call(length)))
+            looked(contender, length, training(at(contender.mechanism, length), call(length)))
     for length in LENGTHS:
         given = call(length)
-        cases = {c.name: training(c.mechanism, given) for c in contenders if affordable(c, length, spent[c.name])}
+        cases = {c.name: training(at(c.mechanism, length), given) for c in contenders if affordable(c, length, spent[c.name])}
         cases = {c.name: cases[c.name] for c in contenders if c.name in cases and looked(c, length, cases[c.name])}
         first = {c.name: c.seconds["training"][length] for c in contenders if c.name in cases}
         repeats = {name: measuring.often(seconds) for name, seconds in first.items()}
@@ -113,16 +122,42 @@ def figures(contender: Contender, medians: dict[int, float]) -> dict[str, Any]:
     """What is written of one mechanism."""
     theory = THEORY.get(type(contender.mechanism).__name__)
     memory = {length: x for length, x in contender.bytes["training"].items() if length in medians}
-    counts = {length: waiting(contender.mechanism, length) for length in COUNTED} if medians else {}
+    counts = {length: waiting(at(contender.mechanism, length), length) for length in COUNTED} if medians else {}
     return {
         "seconds": {length: float(f"{x:.4g}") for length, x in medians.items()},
         "bytes": memory,
         "time_exponent": exponent(medians),
+        "two_terms": None if theory is None else two_terms(medians, theory.time),
         "memory_exponent": exponent({n: x for n, x in memory.items() if x > 2**21}),
         "theory": None if theory is None else dataclasses.asdict(theory),
         "waiting_operations": counts,
         "waiting_exponent": exponent(counts),
         "failed": contender.failed.get("training"),
+    }
+
+
+def two_terms(seconds: dict[int, float], power: float) -> dict[str, float | None] | None:
+    """Least squares (of ratios) of a n^lower + b n^power, neither below 0: lower is 1 where the power is more, else 0.
+
+    >>> two_terms({n: 3e-6 * n + 2e-8 * n**1.5 for n in (1024, 4096, 16384, 65536)}, 1.5)
+    {'lower': 1, 'rules_from': 22500, 'share_at_longest': 0.63, 'off_at_most': 0.0}
+    """
+    if len(seconds) < 3:
+        return None
+    lower, lengths = int(power > 1), torch.tensor(sorted(seconds)).double()
+    taken = torch.tensor([seconds[int(n)] for n in lengths]).double()
+    terms = torch.stack([lengths**lower, lengths**power], 1) / taken[:, None]
+    a, b = torch.linalg.lstsq(terms, torch.ones_like(taken)[:, None]).solution[:, 0].tolist()
+    if min(a, b) < 0:  # one term alone is nearest
+        one = int(b > a)
+        only = float(terms[:, one].sum() / terms[:, one].square().sum())
+        a, b = (0.0, only) if one else (only, 0.0)
+    found = terms @ torch.tensor([a, b]).double()
+    return {
+        "lower": lower,
+        "rules_from": round((a / b) ** (1 / (power - lower))) if b else None,  # from there on theory's term is the larger
+        "share_at_longest": round(float(b * terms[-1, 1] / found[-1]), 2),
+        "off_at_most": round(float((found - 1).abs().max()), 2),
     }
 
 
@@ -169,7 +204,17 @@ def waiting(mechanism: Mechanism, length: int) -> int:
 
 
 def shown(found: dict[str, Any]) -> str:
-    head = ["mechanism", "time", "measured", "off by", "memory", "to L", "waiting", *(f"counted {n}" for n in COUNTED)]
+    head = [
+        "mechanism",
+        "time",
+        "measured",
+        "off by",
+        "both terms",
+        "memory",
+        "to L",
+        "waiting",
+        *(f"counted {n}" for n in COUNTED),
+    ]
     lines = []
     for name, row in found.items():
         theory = row["theory"] or {"said": "-", "time": None, "sequential": "-"}
@@ -182,6 +227,7 @@ def shown(found: dict[str, Any]) -> str:
                 theory["said"],
                 _power(power),
                 off,
+                said(row["two_terms"]),
                 _power(row["memory_exponent"]),
                 str(max(row["seconds"], default="-")),
                 theory["sequential"],
@@ -189,6 +235,15 @@ def shown(found: dict[str, Any]) -> str:
             ]
         )
     return table(f"powers of the length: forward and backward, one head, d={DIM}, R=64", head, lines)
+
+
+def said(terms: dict[str, float | None] | None) -> str:
+    """How much theory's term is at the longest length, and how near it comes with the lower one.
+
+    >>> said({"lower": 1, "rules_from": 3900, "share_at_longest": 0.74, "off_at_most": 0.06})
+    '74 %, within 6 %'
+    """
+    return "-" if terms is None else f"{100 * terms['share_at_longest']:.0f} %, within {100 * terms['off_at_most']:.0f} %"  # type: ignore[operator]
 
 
 def _power(x: float | None) -> str:

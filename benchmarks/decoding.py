@@ -1,6 +1,6 @@
 """Writing from states: SmolLM2 with each mechanism that has one in every layer, beside exact attention with transformers' own cache.
 
-After a prompt of 512 and of 2048 tokens each way writes 64 more, one token in turns, on one CPU thread. `equal` says whether one
+After a prompt of 512 and of 2048 tokens each way writes 32 more, one token in turns, on one CPU thread. `equal` says whether one
 causal pass over all of it, without a cache, chooses the same tokens. Run as `python -m benchmarks.decoding`.
 """
 
@@ -22,7 +22,7 @@ from heedful.mechanisms import ALL, Mechanism
 from .real import data, smollm2
 from .timing import Timing, table, threads, timing_of, write
 
-THREADS, WRITTEN = 1, 64
+THREADS, WRITTEN = 1, 32
 PROMPTS = (512, 2048)
 SETTINGS: dict[str, dict[str, Any]] = {"Local": {"window": 256, "sinks": 4}}  # others take their defaults
 EXACT = "exact, all keys"

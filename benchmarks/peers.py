@@ -23,16 +23,16 @@ EXACT_TO = 4096
 
 
 class Layer(nn.Module):
-    """Projections around any attend(q, k, v)."""
+    """Projections around any attend(q, k, v): as many matrices into it as the peer has."""
 
-    def __init__(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor]):
+    def __init__(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor], matrices: int = 3):
         super().__init__()
-        self.into, self.out = nn.Linear(HEADS * DIM, 3 * HEADS * DIM, bias=False), nn.Linear(HEADS * DIM, HEADS * DIM)
-        self.attend = attend
+        self.into = nn.ModuleList(nn.Linear(HEADS * DIM, 3 // matrices * HEADS * DIM, bias=False) for _ in range(matrices))
+        self.out, self.attend = nn.Linear(HEADS * DIM, HEADS * DIM), attend
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.into(x).unflatten(-1, (3 * HEADS, DIM)).transpose(1, 2).chunk(3, 1)
-        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+        parts = [part for one in self.into for part in one(x).unflatten(-1, (-1, DIM)).transpose(1, 2).split(HEADS, 1)]
+        return self.out(self.attend(*parts).transpose(1, 2).flatten(2))
 
 
 def linformer(module: Any, length: int) -> tuple[nn.Module, nn.Module]:
@@ -40,8 +40,8 @@ def linformer(module: Any, length: int) -> tuple[nn.Module, nn.Module]:
 
 
 def reformer(module: Any, length: int) -> tuple[nn.Module, nn.Module]:
-    """The same pairs for each query: 4 rounds of its own chunk of 64 and the one before; theirs shares q and k."""
-    ours, mask = Reformer(rounds=4, chunk=128, window=1), Mask(causal=True)
+    """4 rounds into the same number of buckets, 128 keys of one for each query; theirs (its chunk of 64 and the one before) shares q and k."""
+    ours, mask = Reformer(rounds=4, chunk=128, window=1, buckets=length // 64), Mask(causal=True)
     return Layer(lambda q, k, v: ours(q, k, v, mask)), module.LSHSelfAttention(
         HEADS * DIM, heads=HEADS, bucket_size=64, n_hashes=4, causal=True
     )
@@ -49,7 +49,7 @@ def reformer(module: Any, length: int) -> tuple[nn.Module, nn.Module]:
 
 def nystrom(module: Any, length: int) -> tuple[nn.Module, nn.Module]:
     theirs = module.NystromAttention(HEADS * DIM, dim_head=DIM, heads=HEADS, num_landmarks=64, residual=False)
-    return Layer(Nystrom(64)), theirs
+    return Layer(Nystrom(64), matrices=1), theirs
 
 
 def local(module: Any, length: int) -> tuple[nn.Module, nn.Module]:

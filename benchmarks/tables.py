@@ -11,6 +11,7 @@ from typing import Any
 from heedful.mechanisms import ALL
 from heedful.statistics import MEANING
 
+from .complexity import said as terms_said
 from .timing import RESULTS
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -68,6 +69,17 @@ def performer() -> str:
     return markdown(["", "tokens", "ms", "x faster than performer-pytorch", "x faster than SDPA"], rows)
 
 
+def peers() -> str:
+    rows = []
+    for name, lengths in result("peers")["found"].items():
+        for length, row in lengths.items():
+            size = row["bytes"]["theirs"] / row["bytes"]["ours"]
+            rows.append(
+                [name, length, f"{row['seconds']['ours']['median'] * 1e3:.1f}", f"{row['ratios']['theirs']:.2f}", f"{size:.1f}"]
+            )
+    return markdown(["", "tokens", "ms", "x faster", "x less memory"], rows)
+
+
 def heads() -> str:
     found = result("heads")["models"]
     columns = [(model, work) for model, rows in found.items() for work in next(iter(rows.values()))]
@@ -103,11 +115,12 @@ def complexity() -> str:
                 f"`{name}`",
                 theory.get("said", "-"),
                 "-" if power is None else f"n^{power:.2f}",
+                terms_said(row.get("two_terms")),
                 longest,
                 theory.get("sequential", "-"),
             ]
         )
-    return markdown(["", "time by design", "measured", "up to tokens", "operations in sequence"], rows)
+    return markdown(["", "time by design", "measured", "share of that term", "up to tokens", "operations in sequence"], rows)
 
 
 def decoding() -> str:
@@ -189,6 +202,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "demo": demo,
     "scan": scan,
     "performer": performer,
+    "peers": peers,
     "heads": heads,
     "landmarks": landmarks,
     "complexity": complexity,

@@ -6,7 +6,7 @@ import torch
 from contracts.test_mechanisms import EXTRAS, MASKS, build, gradients, named, off, tensors
 from models import bert, llama, words
 
-from heedful import Checkpoint, scan
+from heedful import Checkpoint, exact, scan
 from heedful.attention import Mask
 from heedful.mechanisms import ALL
 from heedful.ops import hop, plain
@@ -89,3 +89,33 @@ def test_a_scan_finds_what_it_finds_on_the_cpu(make, rows):
         for name, (value, _) in columns.items():
             there = found.results()[layer][name].value.cpu()
             assert torch.allclose(there, value, rtol=1e-3, atol=1e-4, equal_nan=True), (layer, name)
+
+
+def layer(device):
+    source = torch.Generator().manual_seed(5)
+    x, *weights = (
+        torch.randn(*shape, generator=source, dtype=torch.float64).to(device) / 3 for shape in [(24, 16)] + 4 * [(16, 16)]
+    )
+    return x, exact.Layer(*weights, heads=2)
+
+
+EXACT = {
+    "jacobian": lambda x, w: exact.attention_jacobian(x, w),
+    "push": lambda x, w: exact.attention_jvp(x, x.flip(0), w),
+    "pull": lambda x, w: exact.attention_vjp(x, x.flip(0), w),
+    "lipschitz": lambda x, w: torch.tensor(exact.local_lipschitz(x, w).value),
+    "mean": lambda x, w: exact.residual(x),
+    "l1": lambda x, w: exact.residual(x, "l1"),
+    "dobrushin": lambda x, w: exact.dobrushin((x @ x.mT).softmax(-1)),
+    "softmax": lambda x, w: exact.softmax_jacobian_norm(x.softmax(-1)),
+}
+
+
+@pytest.mark.parametrize("default", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", EXACT)
+def test_closed_forms_give_the_same_whatever_the_default_device(name, default):
+    wanted = EXACT[name](*layer("cpu"))
+    given = layer("cuda")
+    with torch.device(default):
+        found = EXACT[name](*given)
+    assert torch.allclose(torch.as_tensor(found).cpu().double(), torch.as_tensor(wanted).double(), atol=1e-8)

@@ -64,3 +64,8 @@ def test_no_verdict_carries_a_nan():
     said = scan(llama(), [words(100, 3), words(1)], rows=10, length=128).verdicts()
     assert said
     assert not any("nan" in verdict for verdict in said)
+
+
+def test_figures_from_too_few_rows_to_tell_their_error_say_so():
+    said = verdicts(findings(*torch.randn(2, 1, 2, 64, 4), rows=1))
+    assert any("rest on 1 query row of each longer text: how exact they are, so few rows do not tell" in text for text in said)

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .mask import Mask, Rule
@@ -84,6 +85,10 @@ class Mechanism(nn.Module):
         self.refuse(mask.demands | extra.keys() | ({"cross"} if across else set()))
         if min(q.numel(), v.numel()) == 0:
             return v.new_zeros(*q.shape[:3], v.shape[-1]) + sum(t[..., :0].sum() for t in (q, k, v))  # still of the graph
+        early = min(-mask.offset, q.shape[-2])  # queries before the first key
+        if early > 0 and mask.demands <= {"causal", "keys"} and mask.causal:
+            out = self(q[:, :, early:], k, v, dataclasses.replace(mask, offset=mask.offset + early), scale, **extra)
+            return F.pad(out, (0, 0, early, 0))
         k, v = self._spread(q, k, v)
         with _own_precision(q):
             self._prepared(q)

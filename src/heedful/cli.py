@@ -87,7 +87,12 @@ def bench(
     lengths: Annotated[str, typer.Option(help="Tokens: 512..65536 (doubling), or 512,2048,8192.")] = "512..8192",
     mechanisms: Annotated[str | None, typer.Option(help='E.g. "Performer(features=128),Softmax"; all unless given.')] = None,
     seconds: Annotated[float, typer.Option(help="Never take longer than this.")] = 300.0,
-    memory: Annotated[str | None, typer.Option(help="Never take more than this, e.g. 4GB; half of what is free.")] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Never take more than this, e.g. 4GB; half of what is free. On a CPU, below 500MB it holds only roughly."
+        ),
+    ] = None,
     layers: Annotated[str | None, typer.Option(help="Names or numbers of layers, e.g. 0,5; all unless given.")] = None,
     limit: Annotated[int, typer.Option(help="Read at most this many texts.")] = 8,
     seed: Annotated[int, typer.Option(help="Draws the rows of lengths beyond the texts.")] = 0,

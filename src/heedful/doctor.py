@@ -88,12 +88,12 @@ def made_up(checkpoint: Checkpoint) -> dict[str, Any]:
     if name == "input_ids":
         size = getattr(config.get_text_config(), "vocab_size", 100)
         length = min(TOKENS, allowed_length(checkpoint, None))
-        ids = torch.randint(min(5, size - 1), size, (2, length), generator=generator)
+        ids = torch.randint(min(5, size - 1), size, (2, length), generator=generator, device="cpu")
         real = torch.ones_like(ids)
         real[1, length - length // 3 :] = 0
         return {"input_ids": ids.to(checkpoint.device), "attention_mask": real.to(checkpoint.device)}
     shape = _shape(model, name, config)
-    return {name: torch.randn(2, *shape, generator=generator).to(checkpoint.device, dtype)}
+    return {name: torch.randn(2, *shape, generator=generator, device="cpu").to(checkpoint.device, dtype)}
 
 
 def _shape(model: nn.Module, name: str, config: Any) -> tuple[int, ...]:

@@ -64,7 +64,9 @@ class Look:
         if self.rows is None or queries <= self.rows:
             return None
         seed = hashlib.sha256(f"{self.seed} {queries} ".encode() + self._mark).digest()
-        chosen = torch.randperm(queries, generator=torch.Generator().manual_seed(int.from_bytes(seed[:7], "big")))[: self.rows]
+        chosen = torch.randperm(queries, generator=torch.Generator().manual_seed(int.from_bytes(seed[:7], "big")), device="cpu")[
+            : self.rows
+        ]
         return chosen.sort().values.to(capture.q.device)
 
 

@@ -168,13 +168,19 @@ def _overflow(findings: Findings, heads: _Heads) -> Iterator[str]:
 
 
 def _precision(findings: Findings, heads: _Heads) -> Iterator[str]:
-    error = heads.error("entropy")
-    worst = error.nan_to_num(0).max().item() if len(heads) else 0.0
-    if findings.about.rows is not None and worst > 0:
-        yield (
-            f"These figures rest on {findings.about.rows} query rows of each longer text: head entropies are known to within "
-            f"{2 * worst:.3f} nats (two standard errors). Scan with all rows for exact ones."
-        )
+    """How exact sampled figures are; where one row stands for many, the sample itself cannot tell."""
+    rows, error = findings.about.rows, heads.error("entropy")
+    if rows is None or not len(heads):
+        return
+    rest, advice = (
+        f"These figures rest on {rows} query {'row' if rows == 1 else 'rows'} of each longer text",
+        "Scan with all rows for exact ones.",
+    )
+    worst = error.nan_to_num(0).max().item()
+    if error.isnan().all() and heads.value("entropy").isfinite().any():
+        yield f"{rest}: how exact they are, so few rows do not tell. {advice}"
+    elif worst > 0:
+        yield f"{rest}: head entropies are known to within {2 * worst:.3f} nats (two standard errors). {advice}"
 
 
 def _cut(findings: Findings, heads: _Heads) -> Iterator[str]:

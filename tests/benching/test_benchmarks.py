@@ -1,5 +1,7 @@
 """All benchmarks run in one go, without those that lack what they need."""
 
+import doctest
+import importlib
 import sys
 from types import SimpleNamespace
 
@@ -32,3 +34,8 @@ def test_one_that_lacks_its_data_does_not_stop_the_others(run, capsys):
 def test_where_all_ran_nothing_is_skipped(run, capsys):
     assert run(first=lambda: None) == 0
     assert "skipped" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["complexity", "tables", "timing"])
+def test_the_examples_in_benchmarks_are_so(name):
+    assert doctest.testmod(importlib.import_module(f"benchmarks.{name}")).failed == 0

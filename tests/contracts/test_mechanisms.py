@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from heedful.attention import DEMANDS, Mask, Rule, State, Unsupported
-from heedful.mechanisms import ALL, Hard, Local, Softmax, Sparse, TopK, from_settings
+from heedful.mechanisms import ALL, Local, Softmax, Sparse, from_settings
 from heedful.ops import plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:Performer")
@@ -152,11 +152,23 @@ def test_a_batch_of_padding_alone_can_still_be_differentiated(kind, causal):
     assert all(t.grad is None or (t.grad == 0).all() for t in (q, k, v))
 
 
-@pytest.mark.parametrize("kind", named([Softmax, Hard, TopK, Sparse]))
-def test_queries_before_all_keys_can_still_be_differentiated(kind):
+@pytest.mark.parametrize("kind", supporting("causal", "cross"))
+def test_queries_before_all_keys_get_zero_and_can_still_be_differentiated(kind):
     q, k, v = (t.requires_grad_() for t in tensors(5, 9))
-    build(kind)(q, k, v, Mask(causal=True, offset=-9)).sum().backward()
+    out = build(kind)(q, k, v, Mask(causal=True, offset=-9))
+    assert (out == 0).all()
+    out.sum().backward()
     assert all(t.grad is None or (t.grad == 0).all() for t in (q, k, v))
+
+
+@pytest.mark.parametrize("keys", [None, LEFT[:, :60]], ids=["all real", "left padding"])
+@pytest.mark.parametrize("kind", supporting("causal", "cross"))
+def test_queries_before_the_first_key_change_nothing_for_those_after_it(kind, keys):
+    mechanism, (q, k, v), early = build(kind), tensors(LENGTH, 60), LENGTH - 60
+    out = mechanism(q, k, v, Mask(causal=True, offset=-early, keys=keys))
+    assert (out[:, :, :early] == 0).all()
+    assert off(out[:, :, early:], mechanism(q[:, :, early:], k, v, Mask(causal=True, keys=keys))) < 1e-5
+    assert off(out, truth(mechanism, q, k, v, Mask(causal=True, offset=-early, keys=keys))) < 1e-5
 
 
 @every

@@ -315,3 +315,30 @@ def test_a_swap_after_another_implementation_was_chosen_holds_again():
     model.set_attn_implementation("eager")
     swap(model, {"model.layers.1.self_attn": Softmax()})
     assert torch.allclose(model(ids).logits, sharp, atol=1e-5)
+
+
+def test_a_swap_survives_the_choice_of_another_implementation_and_says_so():
+    from models import llama
+
+    model, ids = llama().model, torch.arange(3, 20)[None]
+    plain = model(ids).logits
+    swap(model, {"model.layers.0.self_attn": Softmax(beta=5.0)})
+    sharp = model(ids).logits
+    model.set_attn_implementation("eager")
+    with pytest.warns(UserWarning, match=r"set_attn_implementation\('eager'\) came after a swap.*unswap"):
+        assert torch.allclose(model(ids).logits, sharp, atol=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(ids)  # once is enough
+    unswap(model)
+    assert model.config._attn_implementation == "eager"
+    assert torch.allclose(model(ids).logits, plain, atol=1e-5)
+    assert not model._forward_pre_hooks
+
+
+def test_a_copy_of_a_swapped_model_is_swapped_too():
+    from models import llama
+
+    model, ids = llama().model, torch.arange(3, 20)[None]
+    swap(model, {"model.layers.0.self_attn": Softmax(beta=5.0)})
+    assert torch.equal(copy.deepcopy(model)(ids).logits, model(ids).logits)

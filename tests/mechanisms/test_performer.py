@@ -12,8 +12,7 @@ from heedful.attention import Mask
 from heedful.mechanisms import Performer
 from heedful.mechanisms.directions import KINDS, sample
 from heedful.mechanisms.performer import OFTEN
-from heedful.ops import favor_causal as causal_module
-from heedful.ops import plain
+from heedful.ops import plain, spans
 from heedful.ops.favor import FusedFavor, favor, folded, formula, two_hops
 from heedful.ops.favor_causal import favor_causal
 
@@ -122,8 +121,8 @@ def test_formula_hops_and_own_backward_agree(std):
 
 @pytest.mark.parametrize("op", [favor, favor_causal])
 def test_gradients_pass_gradcheck(op, monkeypatch):
-    monkeypatch.setattr(causal_module, "CHUNK", 4)
-    monkeypatch.setattr(causal_module, "SPAN", 2)
+    monkeypatch.setattr(spans, "CHUNK", 4)
+    monkeypatch.setattr(spans, "SPAN", 2)
     q, k, v = (torch.randn(2, heads, 11, 3, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
     w, keys = torch.randn(6, 3, dtype=torch.float64), torch.arange(11) < torch.tensor([[11], [7]])
     assert torch.autograd.gradcheck(lambda q, k, v: op(q, k, v, w, 0.7, keys), (q, k, v))
@@ -138,7 +137,7 @@ def test_learned_directions_get_their_gradient(op):
 
 @pytest.mark.parametrize("op", [favor, favor_causal])
 def test_a_second_derivative_is_right(op, monkeypatch):
-    monkeypatch.setattr(causal_module, "CHUNK", 4)
+    monkeypatch.setattr(spans, "CHUNK", 4)
     q, k, v = (torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
     w, keys = torch.randn(4, 3, dtype=torch.float64), torch.arange(5)[None] < 4
     assert torch.autograd.gradgradcheck(lambda q, k, v: op(q, k, v, w, 0.7, keys), (q, k, v))
@@ -150,8 +149,8 @@ def test_a_second_derivative_is_right(op, monkeypatch):
 def test_chunks_of_any_size_give_one_answer(chunk, span, monkeypatch):
     q, k, v = torch.randn(3, 1, 2, 100, 8) * 2
     wanted = run(lambda *qkv: Performer(32)(*qkv, Mask(causal=True)), q, k, v)
-    monkeypatch.setattr(causal_module, "CHUNK", chunk)
-    monkeypatch.setattr(causal_module, "SPAN", span)
+    monkeypatch.setattr(spans, "CHUNK", chunk)
+    monkeypatch.setattr(spans, "SPAN", span)
     for one, other in zip(run(lambda *qkv: Performer(32)(*qkv, Mask(causal=True)), q, k, v), wanted, strict=True):
         assert off(one, other) < 1e-5
 
@@ -181,10 +180,8 @@ def test_not_even_a_nan_gets_out_of_the_padding(garbage, causal):
         torch.testing.assert_close(one, other)
 
 
-def test_a_negative_offset_or_scale_is_refused():
+def test_a_negative_scale_is_refused():
     q, k, v = torch.randn(3, 1, 1, 5, 4) / 4
-    with pytest.raises(ValueError, match="offset"):
-        Performer(8)(q, k, v, Mask(causal=True, offset=-1))
     with pytest.raises(ValueError, match="scale"):
         Performer(8)(q, k, v, scale=-1.0)
 

@@ -269,7 +269,7 @@ def test_ranges_in_many_orders_equal_the_matrix_of_pairs():
     home = torch.randint(0, 5, (2, 33))
     low = (home * 8 - 3).clamp_min(0)
     high = torch.minimum(low + torch.randint(0, 12, (2, 33)), torch.tensor(33))
-    rounds = [Ranges(order, low, high, home, 8, (3, 4)) for order in orders]
+    rounds = [Ranges(order, low, high) for order in orders]
     entries, places = torch.arange(2)[:, None, None], torch.arange(33)
     seen = torch.stack([r.sees(entries, places[:, None], places) for r in rounds]).any(0)
     found = run(lambda *qkv: attend_ranges(*qkv, rounds, 0.3), q, k, v)

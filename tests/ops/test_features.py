@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from heedful.attention import Mask
-from heedful.ops import plain, reading
+from heedful.ops import plain, reading, spans
 from heedful.ops.features import by_features
 from heedful.ops.reading import by_features_causal, read_on
 
@@ -52,8 +52,8 @@ def test_a_negative_offset_is_refused():
 
 @both
 def test_gradients_pass_gradcheck(op, monkeypatch):
-    monkeypatch.setattr(reading, "CHUNK", 4)
-    monkeypatch.setattr(reading, "SPAN", 2)
+    monkeypatch.setattr(spans, "CHUNK", 4)
+    monkeypatch.setattr(spans, "SPAN", 2)
     inputs = [t.requires_grad_() for t in tensors(2, 19, 19, torch.float64)]
     keys = torch.arange(19) >= torch.tensor([[0], [6]])
     assert torch.autograd.gradcheck(lambda *qkv: op(*qkv, keys), inputs)
@@ -72,10 +72,10 @@ def test_chunks_of_any_size_give_one_answer(chunk, span, monkeypatch):
         out = by_features_causal(*inputs)
         return out, *torch.autograd.grad(out.square().sum(), inputs)
 
-    given = tensors(30)  # some sums get lost, so that steps are halved
+    given = tensors(30)  # some sums get lost, so that chunks are cut
     wanted = run()
-    monkeypatch.setattr(reading, "CHUNK", chunk)
-    monkeypatch.setattr(reading, "SPAN", span)
+    monkeypatch.setattr(spans, "CHUNK", chunk)
+    monkeypatch.setattr(spans, "SPAN", span)
     for one, other in zip(run(), wanted, strict=True):
         assert off(one, other) < 1e-5
 

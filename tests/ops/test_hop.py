@@ -217,3 +217,17 @@ def test_only_the_lse_may_be_asked_to_differentiate():
 def test_tensors_that_are_no_call_are_refused_at_the_door(shapes, words):
     with pytest.raises(ValueError, match=words):
         hop(*(torch.zeros(s) for s in shapes))
+
+
+@pytest.mark.parametrize("size", [1.0, 0.0, 1e-20], ids=["all rows learn", "one row by lse alone", "one row next to nothing"])
+def test_both_outputs_pass_their_gradients_on_whatever_the_other_s_size(size):
+    q, k, v = (torch.randn(1, 2, 40, 8, requires_grad=True) for _ in range(3))
+    given, given_lse = torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40)
+    given[:, :, 7] *= size
+
+    def gradients(q, k, v):
+        return torch.autograd.grad(hop(q, k, v), (q, k, v), (given.to(q), given_lse.to(q)))
+
+    wanted = gradients(*(t.detach().double().requires_grad_() for t in (q, k, v)))
+    for one, other in zip(gradients(q, k, v), wanted, strict=True):
+        assert torch.allclose(one.double(), other, atol=2e-5)

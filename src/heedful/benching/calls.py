@@ -84,7 +84,7 @@ class Source:
 
     def _drawn(self, length: int) -> Capture:
         rows = [self._rows(name) for name in ("q", "k", "v")]  # (1, heads, all tokens, dim)
-        drawn = torch.randint(rows[0].shape[-2], (length,), generator=torch.Generator().manual_seed(self.seed))
+        drawn = torch.randint(rows[0].shape[-2], (length,), generator=torch.Generator().manual_seed(self.seed), device="cpu")
         q, k, v = (t[:, :, drawn.to(t.device)] for t in rows)
         mask = self.first.mask
         kept = Mask(causal=mask.causal, window=mask.window, sinks=mask.sinks)

@@ -36,7 +36,7 @@ def frozen_contraction(
     dtype, p, maps = p.dtype, _wide(p), _wide(maps)
     centred = _centred(p)
     draws = torch.Generator().manual_seed(0)
-    start = torch.randn(1, p.shape[-1], maps.shape[-2], generator=draws, dtype=torch.float64).to(p)
+    start = torch.randn(1, p.shape[-1], maps.shape[-2], generator=draws, device="cpu", dtype=torch.float64).to(p)
     return norms(
         lambda r: (centred @ r[:, None] @ maps).sum(1), lambda y: (centred.mT @ y[:, None] @ maps.mT).sum(1), start, steps
     )[0].to(dtype)
@@ -80,7 +80,9 @@ def centred_norm(path: Tensor | Capture | Sequence[Tensor | Capture], steps: int
     if len({n for _, n in shown}) != 1 or len({h for h, _ in shown} - {1}) > 1:
         raise ValueError(f"the path's layers have (heads, tokens) {shown}; give as many tokens in each, and as many heads or 1.")
     heads, dtype = max(h for h, _ in shown), torch.float64
-    start = torch.randn(1, shown[0][1], 1, generator=torch.Generator().manual_seed(0), dtype=dtype).expand(heads, -1, -1)
+    start = torch.randn(1, shown[0][1], 1, generator=torch.Generator().manual_seed(0), device="cpu", dtype=dtype).expand(
+        heads, -1, -1
+    )
     return norms(
         lambda x: _centred(reduce(lambda y, m: m.forward(y), maps, x)),
         lambda y: reduce(lambda x, m: m.backward(x), reversed(maps), _centred(y)),

@@ -197,7 +197,7 @@ def random_heads(heads: int, dim: int, seed: int = 0, gain: float = 1.0) -> Head
     source = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, dtype=torch.float64, generator=source) * gain / dim**0.5
+        return torch.randn(shape, dtype=torch.float64, generator=source, device="cpu") * gain / dim**0.5
 
     width = dim // heads
     w_q, w_k, w_v = (draw(heads, dim, width) for _ in range(3))

@@ -30,5 +30,5 @@ def local_lipschitz(
     True
     """
     near = Derivative(x, *layer, **setting)
-    start = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
+    start = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), device="cpu").to(x)
     return largest_singular(near.push, near.pull, start, tolerance, iterations)

@@ -47,7 +47,7 @@ def projected(
     Wang et al. 2020, Linformer, theorem 1.
     """
     _check(p, w, rank)
-    drawn = torch.randn(rank, p.shape[-1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    drawn = torch.randn(rank, p.shape[-1], generator=torch.Generator().manual_seed(seed), device="cpu", dtype=torch.float64)
     r = drawn.to(p) / rank**0.5
     return (p @ r.mT) @ (r @ w)
 

@@ -77,7 +77,7 @@ def _of_entry(capture: Capture, entry: int, count: int, seed: int) -> Tensor:
     sweep = Sweep(capture.q[entry : entry + 1], of_entry(capture.logits, entry), rows)
     heads, keys = capture.q.shape[1], capture.k.shape[-2]
     block = min(keys, -(-count // SWEEPS) + SPARE)
-    drawn = torch.randn(keys, block, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    drawn = torch.randn(keys, block, generator=torch.Generator().manual_seed(seed), device="cpu", dtype=torch.float64)
     x = orthonormal(drawn.to(sweep.k).expand(heads, -1, -1), sweep.k.new_empty(heads, keys, 0))
     found, seen = x[..., :0], x.new_empty(heads, len(rows), 0)
     for _ in range(SWEEPS):

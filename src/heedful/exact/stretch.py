@@ -35,7 +35,7 @@ def block_lipschitz(block: Block, call: Capture, x: Float[Tensor, "1 tokens dim"
         dq, dk, dv = near.pull(spread(grad.view(*x.shape[:2], -1), heads.w_o.mT))
         return gathered(turn.back(dq), heads.w_q.mT) + gathered(turn.back(dk), w_k.mT) + gathered(dv, w_v.mT)
 
-    start = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+    start = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), device="cpu").to(x)
     return largest_singular(push, pull, start, tolerance)
 
 

@@ -43,11 +43,17 @@ def detach(model: nn.Module) -> None:
 
 def hold(model: nn.Module, holder: Any) -> None:
     """Attach the model on behalf of `holder`."""
-    if any(config._attn_implementation_internal != NAME for config, _ in _former.get(model, ())):
-        _restore(_former.pop(model))  # someone chose another implementation since
+    if chosen(model):  # what was chosen is what it goes back to
+        _restore([(config, former) for config, former in _former.pop(model) if config._attn_implementation_internal == NAME])
     if model not in _former:
         _install(model)
     _holders.setdefault(model, set()).add(holder)
+
+
+def chosen(model: nn.Module) -> str | None:
+    """The attention implementation that someone gave to a model, or to a part of it, while it was attached."""
+    now = [config._attn_implementation_internal for config, _ in _former.get(model, ())]
+    return next((str(name) for name in now if name != NAME), None)
 
 
 def release(model: nn.Module, holder: Any) -> None:
@@ -99,7 +105,7 @@ def _install(model: nn.Module) -> None:
     except BaseException:
         _restore(former)
         raise
-    _former[model] = former
+    _former[model] = [(config, was) for config, was in former if config._attn_implementation_internal == NAME]
     _names.update({module: name for name, module in modules.items()})
 
 

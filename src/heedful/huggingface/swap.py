@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
+import torch
 from torch import nn
 
 from ..attention import Mechanism
 from .modules import Unreachable, attention_modules, passes
-from .seam import NAME, hold, release
+from .seam import NAME, chosen, hold, release
 
 
 def swap(model: nn.Module, mechanisms: Mapping[str, Mechanism]) -> None:
@@ -29,6 +32,22 @@ def swap(model: nn.Module, mechanisms: Mapping[str, Mechanism]) -> None:
     for name, mechanism in mechanisms.items():
         _prepare(mechanism, modules[name])
         modules[name].add_module(NAME, mechanism)
+    if _stay not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_stay)  # pyright: ignore[reportArgumentType]
+
+
+@torch.compiler.disable
+def _stay(model: nn.Module, inputs: Any) -> None:
+    """Before each call: a swapped model answers by its mechanisms, whatever attention implementation was chosen since."""
+    name = chosen(model)
+    if name is None or not swapped(model):
+        return
+    hold(model, "swap")
+    warnings.warn(
+        f"set_attn_implementation({name!r}) came after a swap, and would have undone it; the swapped layers still attend by their "
+        "mechanisms, the others exactly. To have it, give the layers their own attention back first: hd.unswap(model).",
+        stacklevel=5,
+    )
 
 
 def unswap(model: nn.Module, layers: Iterable[str] | None = None) -> None:
@@ -41,6 +60,8 @@ def unswap(model: nn.Module, layers: Iterable[str] | None = None) -> None:
         modules[name]._modules.pop(NAME, None)
     if not swapped(model):
         release(model, "swap")
+        for number in [number for number, hook in model._forward_pre_hooks.items() if hook is _stay]:
+            del model._forward_pre_hooks[number]
 
 
 def swapped(model: nn.Module) -> dict[str, Mechanism]:

@@ -71,7 +71,7 @@ def fit(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, steps))
     for step in range(steps):
         if step % len(teaching) == 0:
-            order = torch.randperm(len(teaching), generator=source).tolist()
+            order = torch.randperm(len(teaching), generator=source, device="cpu").tolist()
         with torch.enable_grad():
             loss = losses(landmarks, teaching[order[step % len(teaching)]], source).sum()
             optimizer.zero_grad()
@@ -136,7 +136,9 @@ def losses(landmarks: Landmarks, given: Lesson, source: Generator | None = None)
     """The squared output error of each head, relative to its output; over some chunks of queries if a source of chance is given."""
     chunk, t, learned = landmarks.chunk, given.tokens, landmarks.learned
     (held,) = elsewhere([shared_out(t.k, t.v, given.counted, learned, chunk)], given.causal)
-    picked = slice(None) if source is None else torch.randperm(held.shape[2], generator=source)[: max(1, QUERIES // chunk)]
+    picked = (
+        slice(None) if source is None else torch.randperm(held.shape[2], generator=source, device="cpu")[: max(1, QUERIES // chunk)]
+    )
     q, (out, lse), real = t.q.unflatten(2, (-1, chunk))[:, :, picked], given.near, given.real[:, picked]
     out, _ = merge((out[:, :, picked], lse[:, :, picked]), far(q, held[:, :, picked], learned, t.v.shape[-1]))
     squares = (out - given.exact[:, :, picked]).square().sum(-1) * real[:, None]
@@ -175,7 +177,10 @@ def first_points(captures: Sequence[Capture], landmarks: Landmarks, source: Gene
                 else capture.mask.keys.expand(len(capture.k), -1)[entry].nonzero()[:, 0].cpu()
             )
             real = real[landmarks.sinks :]
-            keys.append(k[:, real[torch.randperm(len(real), generator=source)[:share]].to(k.device)].float() * capture.scale**0.5)
+            keys.append(
+                k[:, real[torch.randperm(len(real), generator=source, device="cpu")[:share]].to(k.device)].float()
+                * capture.scale**0.5
+            )
     points = torch.cat(keys, 1)
     if points.shape[1] == 0:
         raise ValueError(
@@ -186,14 +191,14 @@ def first_points(captures: Sequence[Capture], landmarks: Landmarks, source: Gene
 
 def k_means(points: Tensor, number: int, source: Generator) -> Float[Tensor, "heads landmarks dim"]:
     """Centres of points (heads, many, dim); with few points some centres are equal but for a little noise."""
-    chosen = torch.cat([torch.randperm(points.shape[1], generator=source) for _ in range(-(-number // max(1, points.shape[1])))])[
-        :number
-    ]
+    chosen = torch.cat(
+        [torch.randperm(points.shape[1], generator=source, device="cpu") for _ in range(-(-number // max(1, points.shape[1])))]
+    )[:number]
     centres = points[:, chosen.to(points.device)]
     for _ in range(ROUNDS):
         nearest = (points @ centres.mT - centres.square().sum(-1)[:, None] / 2).argmax(-1, keepdim=True)
         taken = torch.zeros(*points.shape[:2], number, device=points.device).scatter_(2, nearest, 1.0)
         count = taken.sum(1)[..., None]
         centres = torch.where(count > 0, taken.mT @ points / count.clamp_min(1), centres)
-    noise = torch.randn(centres.shape, generator=source).to(centres)
+    noise = torch.randn(centres.shape, generator=source, device="cpu").to(centres)
     return centres + 1e-3 * noise

@@ -82,8 +82,8 @@ class Linformer(Mechanism):
         few = real.sum(-1) <= self.keys
         if few.any():  # there the keys themselves are no more work
             kept, means = (torch.where(few[:, None, None, None], self._first(t), p) for t, p in ((k, kept), (values, means)))
-            own = torch.zeros_like(weight).masked_fill(~self._first(real[:, None, :, None])[..., 0], -torch.inf)
-            weight = torch.where(few[:, None, None], own, weight)
+            own = kept.new_zeros(kept.shape[:-1]).masked_fill(~self._first(real[:, None, :, None])[..., 0], -torch.inf)
+            weight = own if weight is None else torch.where(few[:, None, None], own, weight)
         return hop(q.to(high), kept, means, bias=weight, scale=scale)[0].to(v.dtype)
 
     def _first(self, t: Tensor) -> Tensor:
@@ -152,8 +152,10 @@ class Linformer(Mechanism):
 
 def project(
     rows: Float[Tensor, "heads keys length"], x: Float[Tensor, "batch heads tokens dim"], real: Tensor
-) -> tuple[Float[Tensor, "batch heads keys dim"], Float[Tensor, "batch heads keys"]]:
+) -> tuple[Float[Tensor, "batch heads keys dim"], Float[Tensor, "batch heads keys"] | None]:
     """Combine tokens by each row, completed to a sum of one over the real ones, with the log of the share of the row on these.
+
+    None stands for a share of one in all rows.
 
     >>> rows = torch.tensor([[[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]]])
     >>> x, real = torch.tensor([[[[1.0], [2.0], [4.0]]]]), torch.ones(1, 3, dtype=torch.bool)
@@ -161,16 +163,15 @@ def project(
     >>> found.flatten().tolist(), log_share.exp().flatten().tolist()
     ([1.5, 4.0], [1.0, 0.5])
     """
-    here, counted = rows[..., : x.shape[-2]], real.to(x.dtype)[:, None, :, None]  # (batch, 1, tokens, 1)
-    sizes = rows.abs()
-    share = (sizes[..., : x.shape[-2]] @ counted)[..., 0] / sizes.sum(-1).clamp_min(
-        torch.finfo(x.dtype).tiny
-    )  # (batch, heads, keys)
-    seen = share > 0
-    divisor = share.masked_fill(~seen, 1)[..., None]
-    centre = (counted / counted.sum(-2, keepdim=True).clamp_min(1)).mT @ x  # (batch, heads, 1, dim)
-    missing = 1 - here @ counted / divisor
-    return here @ x / divisor + missing * centre, divisor[..., 0].log().masked_fill(~seen, -torch.inf)
+    if x.shape[-2] == rows.shape[-1] and bool(real.all()):
+        centre = x.mean(-2, keepdim=True)  # (batch, heads, 1, dim): what a row lacks of one goes there
+        return rows @ (x - centre) + centre, None
+    counted = real.to(x.dtype)[:, None, :, None]  # (batch, 1, tokens, 1)
+    centre = (counted / counted.sum(-2, keepdim=True).clamp_min(1)).mT @ x
+    found, sizes = rows[..., : x.shape[-2]] @ ((x - centre) * counted), rows.abs()
+    share = (sizes[..., : x.shape[-2]] @ counted)[..., 0] / sizes.sum(-1).clamp_min(torch.finfo(x.dtype).tiny)
+    divisor = share.masked_fill(share == 0, 1)
+    return found / divisor[..., None] + centre, divisor.log().masked_fill(share == 0, -torch.inf)
 
 
 def fit_head(calls: list[tuple[Tensor, Tensor, float]], keys: int, length: int) -> tuple[Tensor, Tensor]:

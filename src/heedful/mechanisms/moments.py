@@ -40,7 +40,7 @@ class Moments:
             raise ValueError("fit found a head whose queries see no key, as where all is padding; give captures of real tokens.")
         mean_x, mean_y, square_x, square_y, both = (t / count.view(-1, *[1] * (t.ndim - 1)) for t in totals)
         queries, keys = (torch.cat(parts, 1) for parts in zip(*(drawn for _, drawn in found), strict=True))
-        kept = torch.randperm(queries.shape[1], generator=source)[:pairs].to(queries.device)
+        kept = torch.randperm(queries.shape[1], generator=source, device="cpu")[:pairs].to(queries.device)
         return cls(
             mean_x,
             mean_y,

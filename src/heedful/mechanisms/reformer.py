@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,7 +15,6 @@ from .directions import sample
 
 BITS = 6  # of a bucket's number that one rotation gives: 64 buckets from 32 directions
 ROTATIONS = 4  # for up to 2^24 buckets
-LEAST = 16  # places of a chunk as computed
 HASHED = ("both", "queries")
 
 
@@ -70,45 +69,36 @@ class Reformer(Mechanism):
         real = torch.ones(1, k.shape[-2], dtype=torch.bool, device=q.device) if mask.keys is None else mask.keys
         if mask.keys is not None:
             k, v = (t.masked_fill(~real[:, None, :, None], 0) for t in (k, v))
-        if mask.causal and self.buckets is None:
-            return self._growing((q, k, v), real, mask.offset, scale)
-        return self._among((q, k, v), _Places(real, mask.causal, mask.offset), self._bits(real.sum(-1)), scale)
-
-    def _growing(self, qkv: tuple[Tensor, ...], real: Tensor, offset: int, scale: float) -> Tensor:
-        """The causal form: queries that ask for equally many buckets go together, each time among the keys up to the last of them."""
-        q, k, v = qkv
-        ends = (torch.arange(q.shape[2], device=q.device) + offset + 1).clamp(0, k.shape[2])
-        asked = self._bits(F.pad(real.cumsum(-1), (1, 0))[:, ends])  # (batch, queries)
-        out = v.new_zeros(*q.shape[:3], v.shape[-1])
-        for bits in asked.unique():
-            own = asked == bits
-            places = own.any(0).nonzero()[:, 0]
-            start, stop = int(places[0]), int(places[-1]) + 1
-            near = slice(0, max(0, stop + offset))
-            here = _Places(real[:, near], True, offset + start, start)
-            found = self._among((q[:, :, :stop], k[:, :, near], v[:, :, near]), here, bits.expand(len(own)), scale)
-            found = found.masked_fill(~own[:, None, start:stop, None], 0)  # in a text of another length they ask for others
-            out = out + F.pad(found, (0, 0, start, q.shape[2] - stop))
-        return out
-
-    def _among(self, qkv: tuple[Tensor, ...], places: _Places, bits: Tensor, scale: float) -> Tensor:
-        """Each query from `places.start` on among the keys in its bucket; `bits` number the buckets of each text."""
-        (q, k, v), start = qkv, places.start
+        shelves = self._shelves(real, mask, q.shape[-2])
         with torch.no_grad():
-            rounds = self._rounds(q, k, places, bits, scale)
-        out = attend_ranges(q[:, :, start:].flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), rounds, scale)
-        return out.view(*q.shape[:2], q.shape[2] - start, v.shape[-1])
+            rounds = self._rounds(q, k, shelves, -1 if scale < 0 else 1)
+        k, v = (t if shelves.key is None else t[:, :, shelves.key] for t in (k, v))
+        out = attend_ranges(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), rounds, scale)
+        return out.view(*q.shape[:3], v.shape[-1])
 
-    def _rounds(self, q: Tensor, k: Tensor, places: _Places, bits: Tensor, scale: float) -> list[Ranges]:
+    def _shelves(self, real: Tensor, mask: Mask, queries: int) -> _Shelves:
+        """Where causal, one for each number of buckets that queries ask for, with the keys up to the last of them; else one for all."""
+        places = torch.arange(queries, device=real.device) + mask.offset
+        if not mask.causal or self.buckets is not None:
+            bits = self._bits(real.sum(-1, keepdim=True))
+            return _Shelves(real, mask.causal, places, bits, bits)
+        ends = (places + 1).clamp(0, real.shape[1])
+        asked = self._bits(F.pad(real.cumsum(-1), (1, 0))[:, ends])  # (batch, queries)
+        levels = asked.unique()
+        stops = [int(ends[(asked == bits).any(0)][-1]) for bits in levels]
+        key = torch.cat([torch.arange(stop, device=real.device) for stop in stops])
+        return _Shelves(
+            real[:, key], True, places, asked, levels.repeat_interleave(torch.tensor(stops, device=real.device))[None], key
+        )
+
+    def _rounds(self, q: Tensor, k: Tensor, shelves: _Shelves, sign: int) -> list[Ranges]:
         """What is in reach: the window, then one hash after another. (batch, heads, tokens) become (batch * heads, tokens)."""
-        x = q.float() * (-1 if scale < 0 else 1)  # one precision for all, so that equal inputs find equal buckets
-        bits, places = bits.expand(len(q)), places.of(*q.shape[:2])
-        asked = self._hash(x if self.hashed == "queries" else x[:, :, places.start :], bits)
-        kept = asked if self.hashed == "queries" else self._hash(k.float(), bits)
-        asked = asked[..., asked.shape[-1] - (q.shape[2] - places.start) :]
+        x = q.float() * sign  # one precision for all, so that equal inputs find equal buckets
+        asked = self._hash(x, shelves.asked)
+        kept = self._hash(x if self.hashed == "queries" else k.float(), shelves.kept, shelves.key)
         nowhere = torch.zeros_like(asked[0]), torch.zeros_like(kept[0])
         pairs = [(nowhere, self.window), *(((a, b), self.chunk) for a, b in zip(asked, kept, strict=True))]
-        return [places.ranges(a.flatten(0, 1), b.flatten(0, 1), chunk) for (a, b), chunk in pairs]
+        return [shelves.ranges(a, b, chunk) for (a, b), chunk in pairs]
 
     def _bits(self, count: Tensor) -> Tensor:
         """How many bits number the buckets of that many real keys; padding must not change it."""
@@ -117,17 +107,21 @@ class Reformer(Mechanism):
         sizes = self.chunk * 2 ** torch.arange(BITS * ROTATIONS, device=count.device)
         return (count[..., None] > sizes).sum(-1)
 
-    def _hash(self, x: Tensor, bits: Tensor) -> Tensor:
-        """(rounds, batch, heads, tokens): the bucket in each round, argmax of [xR; -xR] for as many rotations R as the bits need."""
+    def _hash(self, x: Tensor, bits: Tensor, key: Tensor | None = None) -> Tensor:
+        """(rounds, batch, heads, tokens): the bucket in each round, argmax of [xR; -xR] for as many rotations R as the bits need.
+
+        With `key`, those of the tokens so numbered; `bits` number the buckets of each (text, token).
+        """
         assert self._directions is not None
         most, bucket = int(bits.max()), torch.zeros(1, dtype=torch.long, device=x.device)
         for number, start in enumerate(range(0, max(most, 1), BITS)):
             half = 2 ** (min(BITS, max(most - start, 1)) - 1)
             directions = self._directions[:, number, :, :half].to(x.device)
-            along = (x.contiguous() @ directions.flatten(1)).unflatten(-1, (-1, half))  # (batch, heads, tokens, rounds, half)
-            own = (bits - start).clamp(0, BITS).view(-1, 1, 1, 1)
-            spare = torch.arange(half, device=x.device) >= 2 ** (own[..., None] - 1).clamp_min(0.5)  # beyond a shorter text's
-            best = along.abs().masked_fill_(spare, -1).argmax(-1)
+            along = x.contiguous() @ directions.flatten(1)
+            along = (along if key is None else along[:, :, key]).unflatten(-1, (-1, half))  # (batch, heads, tokens, rounds, half)
+            own = (bits - start).clamp(0, BITS)[:, None, :, None]
+            asked = torch.arange(half, device=x.device) < 2 ** (own[..., None] - 1).clamp_min(0)  # not those of a longer text
+            best = (along.abs() * asked).argmax(-1)
             negative = along.take_along_dim(best[..., None], -1)[..., 0] < 0
             size = 2**own
             bucket = bucket * size + (best + negative * (size // 2)).masked_fill(own == 0, 0)
@@ -135,35 +129,32 @@ class Reformer(Mechanism):
 
 
 @dataclass(frozen=True, eq=False)
-class _Places:
-    """Buckets made ranges of sorted keys."""
+class _Shelves:
+    """Keys in groups, within which they are sorted into buckets; each query looks into one group."""
 
-    real: Tensor  # (many, keys)
+    real: Tensor  # (batch or 1, keys)
     causal: bool
-    offset: int  # the position of the first query looked at
-    start: int = 0  # which query that is
-
-    def of(self, batch: int, heads: int) -> _Places:
-        """The same for each of (batch * heads)."""
-        return replace(self, real=self.real.expand(batch, -1).repeat_interleave(heads, 0))
+    place: Tensor  # (queries): the position of each
+    asked: Tensor  # (batch or 1, queries or 1): the bits of the buckets' numbers, which tell the group
+    kept: Tensor  # (batch or 1, keys or 1)
+    key: Tensor | None = None  # (keys): which one each is, where there are several groups
 
     def ranges(self, asked: Tensor, kept: Tensor, chunk: int) -> Ranges:
-        """The ranges that queries in the buckets `asked` have among keys in the buckets `kept`; padding is sorted to the end."""
-        keys, queries = kept.shape[1], asked.shape[1]
-        position = torch.arange(keys, device=kept.device)
-        codes = (kept * (keys + 1) + position).masked_fill(~self.real, torch.iinfo(torch.long).max)
+        """The ranges that queries in the buckets `asked` have among keys in the buckets `kept`; padding is sorted to the end.
+
+        Both are (batch, heads, tokens) and become (batch * heads, tokens).
+        """
+        keys, shelf = kept.shape[2], 2 ** (BITS * ROTATIONS)
+        position = torch.arange(keys, device=kept.device) if self.key is None else self.key
+        codes = (kept + self.kept[:, None] * shelf) * (keys + 1) + position
+        codes = codes.masked_fill(~self.real[:, None], torch.iinfo(torch.long).max).flatten(0, 1)
         codes, order = codes.sort(dim=-1, stable=True)
-        mine = (torch.arange(queries, device=kept.device) + self.offset).clamp_max(keys)
-        after = torch.searchsorted(codes, asked * (keys + 1) + mine, right=True)  # keys up to the query's own place
-        count = self.real.sum(-1, keepdim=True)
-        size = chunk * -(-LEAST // chunk)  # as computed: whole chunks
+        start = (asked + self.asked[:, None] * shelf).flatten(0, 1) * (keys + 1)
+        after = torch.searchsorted(codes, start + self.place.clamp_max(keys), right=True)  # keys up to the query's own place
+        count = (codes != torch.iinfo(torch.long).max).sum(-1, keepdim=True)
         if self.causal:
-            first = torch.searchsorted(codes, asked * (keys + 1))
-            low, high, margin = torch.maximum(first, after - chunk), after, (chunk - 1, 0)
-            home = (after - 1).clamp_min(0) // size
+            low, high = torch.maximum(torch.searchsorted(codes, start), after - chunk), after
         else:
             own = (after - 1).clamp_min(0).minimum((count - 1).clamp_min(0)) // chunk
-            low, high, margin = (own - 1).clamp_min(0) * chunk, ((own + 2) * chunk).minimum(count), (chunk, chunk)
-            home = own * chunk // size
-        low, high = torch.minimum(low, high).int(), high.int()
-        return Ranges(order, low, high, home, size, margin)
+            low, high = (own - 1).clamp_min(0) * chunk, ((own + 2) * chunk).minimum(count)
+        return Ranges(order, torch.minimum(low, high).int(), high.int())

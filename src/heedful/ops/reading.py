@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,16 +13,13 @@ from torch import Tensor
 from ..state import State
 from .again import differentiated
 from .dispatch import is_plain, writes_own_backward
-from .favor import NOWHERE
-from .features import divided, hidden, of_sums, peaked
+from .features import hidden
+from .spans import Memory, divided, nothing, read, read_all, read_back, read_only, widened
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-CHUNK = 64  # tokens whose pairs are spelled out
-SPAN = 16  # chunks taken in one step
 PIECE = 1024  # tokens whose features are held at once while decoding
-FAINT = 1e-18  # a sum of weights below this may have lost terms: its tokens are read again in smaller steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,23 +47,32 @@ def read_on(
     True
     """
     q, k, v = qkv
-    out, memory = [v.new_empty(*q.shape[:2], 0, v.shape[-1])], None
+    out, memory = [v.new_empty(*q.shape[:2], 0, v.shape[-1])], None if state is None else _opened(state)
     for start in range(0, max(1, q.shape[2]), PIECE):
         new = slice(start, start + PIECE)
         asked, kept = features(q[:, :, new], k[:, :, new])
-        here = None if keys is None else keys[:, new]
-        rows, kept, values, unseen = folded(asked, kept, v[:, :, new], here)
-        if memory is None:
-            memory = nothing(kept, values) if state is None else (state.highest.flatten(0, 1), state.sums.flatten(0, 1))
+        rows, kept, values, unseen = folded(asked, kept, v[:, :, new], None if keys is None else keys[:, new])
+        values = widened(values, values.new_ones(*values.shape[:2], 1))
+        memory = nothing(values, kept.shape[-1]) if memory is None else memory
         if kept.shape[1] == 1:
-            sums, memory = read_one(rows[:, 0], kept[:, 0], F.pad(values[:, 0], (0, 1), value=1.0), memory)
+            sums, memory = read_one(rows[:, 0], kept[:, 0], values[:, 0], memory)
             sums = sums[:, None]
-        else:
-            sums, memory, _ = read(rows, kept, values, unseen, memory)
-            memory = memory[0].clone(), memory[1].clone()  # views of all chunks' sums, which nobody needs any more
-        out.append(unfolded(divided(sums)[0], asked).to(v.dtype))
-    highest, kept_sums = (t.unflatten(0, k.shape[:2]) for t in memory)  # type: ignore[union-attr]
-    return torch.cat(out, 2), FeatureState(highest, kept_sums)
+        elif kept.shape[1]:
+            sums, memory, _ = read(Given(rows, kept), values, unseen, memory)
+        out.append(unfolded(divided(sums, v.shape[-1])[0], asked).to(v.dtype))
+    return torch.cat(out, 2), _closed(memory, k.shape[:2], v.shape[-1])  # type: ignore[arg-type]
+
+
+def _opened(state: FeatureState) -> Memory:
+    sums = state.sums.flatten(0, 1)
+    return state.highest.flatten(0, 1), widened(sums[..., :-1], sums[..., -1:])
+
+
+def _closed(memory: Memory, shape: tuple[int, ...], width: int) -> FeatureState:
+    """With memory of its own: what was read are views of the sums of all chunks."""
+    highest, sums = memory
+    sums = torch.cat([sums[..., :width], sums[..., -1:]], -1)
+    return FeatureState(highest.clone().unflatten(0, shape), sums.unflatten(0, shape))
 
 
 def by_features_causal(
@@ -97,7 +103,7 @@ def by_features_causal(
     elif torch.is_grad_enabled() and (rows.requires_grad or kept.requires_grad or values.requires_grad):
         out = Reading.apply(rows, kept, values, unseen)
     else:
-        out = divided(read(rows, kept, values, unseen, nothing(kept, values))[0])[0]
+        out = read_only(Given(rows, kept), kept.shape[-1], values, unseen)
     return unfolded(out, asked)[:, :, offset:].to(v.dtype)
 
 
@@ -115,22 +121,17 @@ def unfolded(out: Tensor, asked: Tensor) -> Tensor:
     return out.transpose(1, 2).reshape(*asked.shape[:3], out.shape[-1])
 
 
-def nothing(kept: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The (maxima, sums) before the first token."""
-    many, features = kept.shape[0], kept.shape[-1]
-    return kept.new_full((many, features), NOWHERE), kept.new_zeros(many, features, values.shape[-1] + 1)
-
-
 def formula(asked: Tensor, kept: Tensor, v: Tensor) -> Tensor:
     """The plain formula, token by token."""
-    values, memory, out = F.pad(v, (0, 1), value=1.0), nothing(kept, v), []
+    values = F.pad(v, (0, 1), value=1.0)
+    memory, out = nothing(values, kept.shape[-1]), []
     for t in range(kept.shape[1]):
         sums, memory = read_one(asked[:, t], kept[:, t], values[:, t], memory)
-        out.append(divided(sums)[0])
-    return torch.stack(out, 1) if out else v.new_empty(*asked.shape[:3], v.shape[-1])
+        out.append(divided(sums, v.shape[-1])[0])
+    return torch.stack(out, 1) if out else asked[..., :1] * v[:, :, None]
 
 
-def read_one(asked: Tensor, kept: Tensor, values: Tensor, memory: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def read_one(asked: Tensor, kept: Tensor, values: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
     """One token: its key raises the maxima and joins the sums, then its queries (many, group, features) read them."""
     before, sums = memory
     highest = torch.maximum(before, kept.detach())
@@ -140,119 +141,36 @@ def read_one(asked: Tensor, kept: Tensor, values: Tensor, memory: tuple[Tensor, 
     return torch.exp(logits - logits.detach().amax(-1, keepdim=True)) @ sums, (highest, sums)
 
 
-class Step(NamedTuple):
-    """What the backward pass needs of some chunks read together."""
+class Given(NamedTuple):
+    """Log features as they are given: of queries (many, tokens, group, features), of keys (many, tokens, features)."""
 
-    asked: Tensor  # query features (many, chunks, chunk * group, features)
-    kept: Tensor  # key features (many, chunks, chunk, features)
-    weights: Tensor  # within the chunk (many, chunks, chunk * group, chunk)
-    states: Tensor  # before each chunk (many, chunks, features, width + 1)
-    faded: Tensor  # what is left of the sums before (many, features, 1)
+    queries: Tensor
+    keys: Tensor
 
+    def kept(self, here: slice) -> Tensor:
+        return self.keys[:, here].clone(memory_format=torch.contiguous_format)
 
-Read = tuple[Tensor, tuple[Tensor, Tensor], list[tuple[slice, Step]]]
-
-
-def read(
-    asked: Tensor, kept: Tensor, values: Tensor, unseen: Tensor | None, memory: tuple[Tensor, Tensor], keep: bool = False
-) -> Read:
-    """The sums of every query, the (maxima, sums) after the last token, and the steps if they are to be kept."""
-    values, sums, steps = F.pad(values, (0, 1), value=1.0), [], []
-    blind = None if unseen is None else unseen & (memory[0][:, :1] <= NOWHERE)  # (many, tokens): nothing seen so far
-    todo = list(cut(kept.shape[1]))[::-1]
-    while todo:
-        here = todo.pop()
-        step, found, after = walk(asked[:, here], kept[:, here], values[:, here], memory)
-        if here.stop - here.start > 1 and lost(found, None if blind is None else blind[:, here]):
-            todo += halves(here)[::-1]
-            continue
-        sums.append(found)
-        memory = after
-        if keep:
-            steps.append((here, step))
-    return torch.cat(sums, 1) if sums else asked.new_empty(*asked.shape[:3], values.shape[-1]), memory, steps
-
-
-def cut(tokens: int) -> Iterator[slice]:
-    """Steps of at most SPAN whole chunks, then what is left of one."""
-    whole = tokens // CHUNK * CHUNK
-    for start in range(0, whole, SPAN * CHUNK):
-        yield slice(start, min(start + SPAN * CHUNK, whole))
-    if whole < tokens:
-        yield slice(whole, tokens)
-
-
-def halves(here: slice) -> list[slice]:
-    length = here.stop - here.start
-    unit = CHUNK if length > CHUNK else 1
-    middle = here.start + max(unit, length // 2 // unit * unit)
-    return [slice(here.start, middle), slice(middle, here.stop)]
-
-
-def lost(sums: Tensor, blind: Tensor | None) -> bool:
-    """Whether a query that has seen a key finds next to no weight."""
-    faint = sums[..., -1] < FAINT  # (many, tokens, group)
-    return bool((faint if blind is None else faint & ~blind[..., None]).any())
-
-
-def walk(asked: Tensor, kept: Tensor, values: Tensor, memory: tuple[Tensor, Tensor]) -> tuple[Step, Tensor, tuple[Tensor, Tensor]]:
-    """One step from the (maxima, sums) before it: what backward needs, the sums of its queries, the (maxima, sums) after it."""
-    (many, tokens, group, _), (before, sums) = asked.shape, memory
-    chunk = min(CHUNK, tokens)
-    highest = torch.maximum(before, kept.amax(1))
-    faded = (before - highest).exp_()[..., None]
-    key_features = (kept - highest[:, None]).exp_().unflatten(1, (-1, chunk))
-    query_features = peaked(asked + highest[:, None, None]).reshape(many, -1, chunk * group, asked.shape[-1])
-    values = values.unflatten(1, (-1, chunk))
-    states = torch.cat([(sums * faded)[:, None], key_features.mT @ values], 1)  # (many, 1 + chunks, features, width + 1)
-    states = states.cumsum(1) if states.shape[1] > 2 else torch.stack([states[:, 0], states[:, 0] + states[:, 1]], 1)
-    weights = (query_features @ key_features.mT).mul_(past(chunk, group, asked))
-    found = (query_features @ states[:, :-1]).add_(weights @ values).view(many, tokens, group, -1)
-    return Step(query_features, key_features, weights, states[:, :-1], faded), found, (highest, states[:, -1])
-
-
-def walk_back(step: Step, grad: Tensor, values: Tensor, grad_sums: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of the log features of queries and keys, of the values, and of the sums before the step."""
-    asked, kept, weights, states, faded = step
-    many, chunks, rows, _ = asked.shape
-    chunk = kept.shape[2]
-    grad, values = grad.reshape(many, chunks, rows, -1), values.unflatten(1, (-1, chunk))
-    found = torch.cat([asked.mT @ grad, grad_sums[:, None]], 1)  # of the sums before each chunk, and after the last
-    found = found.flip(1).cumsum(1).flip(1)
-    own = found[:, 1:]
-    pairs = (grad @ values.mT).mul_(past(chunk, rows // chunk, asked))
-    to_asked = (grad @ states.mT).add_(pairs @ kept).mul_(asked)
-    to_kept = (values @ own.mT).add_(pairs.mT @ asked).mul_(kept)
-    to_values = (weights.mT @ grad).add_(kept @ own)[..., :-1]
-    return to_asked.flatten(1, 2), to_kept.flatten(1, 2), to_values.flatten(1, 2), found[:, 0] * faded
-
-
-def past(chunk: int, group: int, like: Tensor) -> Tensor:
-    """1 where a query's own position in the chunk is not before the key's; the `group` heads of a token follow each other."""
-    return torch.ones(chunk, chunk, dtype=like.dtype, device=like.device).tril_().repeat_interleave(group, 0)
+    def asked(self, here: slice, base: Tensor) -> Tensor:
+        rows = self.queries[:, here]
+        return rows.reshape(len(base), -1, rows.shape[-1]) + base
 
 
 class Reading(torch.autograd.Function):
-    """All tokens read; its gradient walks the steps back."""
+    """All tokens read; its gradient walks the spans back."""
 
     @staticmethod
-    def forward(ctx, asked, kept, values, unseen):
-        sums, _, steps = read(asked, kept, values, unseen, nothing(kept, values), keep=True)
-        out, total = divided(sums)
-        ctx.save_for_backward(asked, kept, values, out, total, *(t for _, step in steps for t in step))
-        ctx.places = [here for here, _ in steps]
+    def forward(ctx, asked, kept, v, unseen):
+        out, ctx.places, saved = read_all(Given(asked, kept), kept.shape[-1], v, unseen)
+        ctx.save_for_backward(asked, kept, v, *saved)
         return out
 
     @staticmethod
     def backward(ctx, *grads):
-        asked, kept, values, out, total, *saved = ctx.saved_tensors
+        asked, kept, v, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *differentiated(lambda *given: (formula(*given),), (asked, kept, values), grads), None
-        grad, padded, size = of_sums(grads[0], out, total), F.pad(values, (0, 1), value=1.0), len(Step._fields)
-        to_asked, to_kept, to_values = torch.empty_like(asked), torch.empty_like(kept), torch.empty_like(values)
-        grad_sums = nothing(kept, values)[1]
-        for number, here in reversed(list(enumerate(ctx.places))):
-            step = Step(*saved[number * size : (number + 1) * size])
-            one, two, three, grad_sums = walk_back(step, grad[:, here], padded[:, here], grad_sums)
-            to_asked[:, here], to_kept[:, here], to_values[:, here] = one.view_as(to_asked[:, here]), two, three
-        return to_asked, to_kept, to_values, None
+            return *differentiated(lambda *given: (formula(*given),), (asked, kept, v), grads), None
+        found = tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (asked, kept, v))
+        for here, *parts in read_back(ctx.places, saved, grads[0]):
+            for whole, part in zip(found, parts, strict=True):
+                whole[:, here] = part.view_as(whole[:, here])
+        return *found, None

@@ -51,7 +51,7 @@ def spectral_norms(
 
 def _start(load: Tensor, keys: Tensor) -> Tensor:
     """The column sums and random vectors on the text's own tokens, the same wherever these lie: (heads, keys, vectors)."""
-    draws = torch.randn(len(keys), VECTORS - 1, generator=torch.Generator().manual_seed(0))
+    draws = torch.randn(len(keys), VECTORS - 1, generator=torch.Generator().manual_seed(0), device="cpu")
     first = load.new_zeros(load.shape[-1], VECTORS - 1)
     first[keys] = draws.to(load)
     return torch.cat([load[..., None], first.expand(len(load), -1, -1)], -1)
