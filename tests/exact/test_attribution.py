@@ -59,3 +59,15 @@ def test_with_the_output_as_direction_effects_are_shares_of_it(network):
 def test_another_shape_of_direction_is_refused(network):
     with pytest.raises(ValueError, match=r"the direction is \(1, 6\) but the output \(2, 5, 6\)"):
         attribute(network, torch.ones(1, 6))
+
+
+def test_an_output_of_zero_has_no_shares(network):
+    with pytest.raises(ValueError, match="the output of a text is zero, so nothing has a share of it"):
+        attribute(replace(network, output=0 * network.output))
+
+
+def test_states_of_another_shape_or_too_coarse_are_refused_before_work():
+    with pytest.raises(ValueError, match=r"states \(batch, tokens, dim\)"):
+        attention_network(torch.ones(5, DIM), [random_heads(HEADS, DIM)])
+    with pytest.raises(ValueError, match="float16, too coarse"):
+        attention_network(torch.ones(1, 5, DIM).half(), [random_heads(HEADS, DIM)])

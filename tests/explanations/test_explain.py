@@ -150,6 +150,7 @@ def test_a_token_is_named_by_its_text(found):
     [
         (TEXT, {"what": "love"}, "there is no explanation 'love'; ask for one of tokens, lipschitz, paths, collapse"),
         ("  ", {}, "the text is empty"),
+        ("no/notes.txt", {}, "notes.txt is named like a file but is not there"),
         (TEXT, {"length": 4000}, "the model has positions for 48 tokens"),
         ([5], {}, "the text is one token"),
         (torch.zeros(100), {}, "an explanation is of a text"),
@@ -158,6 +159,12 @@ def test_a_token_is_named_by_its_text(found):
 def test_bad_input_is_told_before_work_starts(text, setting, said):
     with pytest.raises(ValueError, match=said):
         explain(bert(), text, **setting)
+
+
+@pytest.mark.parametrize(("text", "what", "said"), [("", "tokens", "the text is empty"), (TEXT, "love", "no explanation 'love'")])
+def test_words_are_looked_at_before_the_model(text, what, said):
+    with pytest.raises(ValueError, match=said):
+        explain("no/such/model", text, what)
 
 
 def test_a_model_without_a_tokenizer_is_told_what_it_needs():

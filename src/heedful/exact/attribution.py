@@ -68,7 +68,10 @@ def attribute(network: Network, direction: Float[Tensor, "batch tokens dim"] | N
 
 def _direction(network: Network, direction: Tensor | None) -> Tensor:
     if direction is None:
-        return network.output / network.output.square().sum((-2, -1), keepdim=True)
+        size = network.output.square().sum((-2, -1), keepdim=True)
+        if not bool((size > 0).all()):
+            raise ValueError("the output of a text is zero, so nothing has a share of it; give a direction.")
+        return network.output / size
     if direction.shape != network.output.shape:
         raise ValueError(
             f"the direction is {tuple(direction.shape)} but the output {tuple(network.output.shape)}; give one of that shape."

@@ -16,7 +16,7 @@ from ..ops.sweep import BLOCK, Seen, Sweep, Tile
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-KEPT = 2**23  # probabilities that are kept between products; a longer call computes them each time
+KEPT = 2**24  # probabilities that are kept between products; a longer call computes them each time
 
 
 @dataclass(frozen=True)

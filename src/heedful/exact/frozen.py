@@ -125,16 +125,21 @@ class Network:
     final: Scaling | None = None
 
     def __post_init__(self):
-        if self.x.ndim != 3 or not self.layers:
-            raise ValueError(
-                f"a network reads states (batch, tokens, dim) by one layer or more; got {tuple(self.x.shape)} and {len(self.layers)} layers."
-            )
+        _check_states(self.x, len(self.layers))
         if not all(bool(torch.isfinite(x).all()) for x in (self.x, self.output)):
             raise ValueError("the states hold NaN or infinite numbers; look at what made them, and use float32 or float64.")
-        if torch.finfo(self.x.dtype).bits < 32:
-            raise ValueError(f"the states are {self.x.dtype}, too coarse to add paths up; load the model with dtype=torch.float32.")
         for number, layer in enumerate(self.layers):
             _fit(number, layer, *self.x.shape)
+
+
+def _check_states(x: Tensor, layers: int) -> None:
+    """Refuse states, or none to read them, of which no network is made."""
+    if x.ndim != 3 or layers == 0:
+        raise ValueError(
+            f"a network reads states (batch, tokens, dim) by one layer or more; got {tuple(x.shape)} and {layers} layers."
+        )
+    if torch.finfo(x.dtype).bits < 32:
+        raise ValueError(f"the states are {x.dtype}, too coarse to add paths up; load the model with dtype=torch.float32.")
 
 
 def _fit(number: int, layer: FrozenLayer, batch: int, tokens: int, dim: int) -> None:
@@ -175,6 +180,7 @@ def attention_network(
     scale: float | None = None,
 ) -> Network:
     """Pure attention layers (a SAN), each with the P that it has when x is read; `scale` is 1/sqrt(dk) unless given."""
+    _check_states(x, len(heads))
     layers, state = [], x
     for one in heads:
         q, k, v = one.project(state)

@@ -9,7 +9,7 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..inputs import Sample, allowed_length, collate, read
 from ..scan import prepare
-from ..texts import Long, Tokens, items
+from ..texts import READERS, Long, Tokens, items
 
 DEFAULT = 128  # tokens, unless more are asked for
 
@@ -62,6 +62,8 @@ def one(text: Any) -> Any:
     if isinstance(text, str) and not text.strip():
         raise ValueError("the text is empty; give a text, or a path to one.")
     is_file = isinstance(text, Path) or (isinstance(text, str) and len(text) < 1024 and _exists(text))
+    if isinstance(text, str) and not is_file and Path(text).suffix in READERS and not any(map(str.isspace, text)):
+        raise ValueError(f"{text} is named like a file but is not there; give the path of one that is, or a text.")
     found = items(Path(text) if is_file else [text], 1)[0]
     return found.text if isinstance(found, Long) else found
 
