@@ -3,11 +3,14 @@
 import csv
 import io
 import json
+import re
 
 import pytest
+import typer
 from models import bert, words
 from typer.testing import CliRunner
 
+from heedful import cli
 from heedful.cli import app
 
 
@@ -142,3 +145,18 @@ def test_the_demo_prints_heads_and_verdicts(tmp_path):
     assert "L5.H11" in result.output
     assert "72 heads" in result.output
     assert (tmp_path / "demo" / "heads.csv").exists()
+
+
+def test_the_version_is_told():
+    result = call("--version")
+    assert result.exit_code == 0
+    assert re.search(r"heedful \d+\.\d+", result.output)
+
+
+@pytest.mark.parametrize("command, said", [("scan", "with --resume an unfinished scan goes on"), ("bench", "nothing was written")])
+def test_a_stopped_command_says_what_is_left(command, said, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["heedful", command])
+    with pytest.raises(typer.Exit) as stopped, cli._plainly():
+        raise KeyboardInterrupt
+    assert stopped.value.exit_code == 130
+    assert said in capsys.readouterr().err

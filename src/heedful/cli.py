@@ -20,6 +20,23 @@ RemoteCode = Annotated[bool, typer.Option("--remote-code", help="Run Python code
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; a GPU where there is one.")]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from .about import versions
+
+        typer.echo(", ".join(f"{name} {number}" for name, number in versions().items()))
+        raise typer.Exit
+
+
+@app.callback()
+def _heedful(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which versions these are.")
+    ] = False,
+) -> None:
+    """See, speed up and resize the attention of any transformer."""
+
+
 @app.command()
 def scan(
     model: Model,
@@ -177,6 +194,13 @@ def _rows(rows: str) -> int | None:
     return int(rows)
 
 
+def _told(error: Exception) -> str:
+    """The sentence of an error; a failure of the system with the file that it is about."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
 @contextmanager
 def _plainly() -> Iterator[None]:
     """Errors that a user can mend are told in a sentence, without a traceback."""
@@ -187,9 +211,10 @@ def _plainly() -> Iterator[None]:
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if os.environ.get("HEEDFUL_TRACEBACK"):
             raise
-        message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        message = _told(error)
         typer.secho(f"heedful: {message}", err=True, fg="red")
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
-        typer.secho("heedful: stopped; with --resume an unfinished scan goes on.", err=True)
+        goes_on = "; with --resume an unfinished scan goes on" if "scan" in sys.argv[1:2] else "; nothing was written"
+        typer.secho(f"heedful: stopped{goes_on}.", err=True)
         raise typer.Exit(130) from None

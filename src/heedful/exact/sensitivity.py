@@ -70,7 +70,7 @@ class Removal:
         """Of every token at once, over tiles, never L x L: the cost is a few times that of the attention.
 
         >>> q, k, v = torch.randn(3, 1, 2, 16, 4)
-        >>> v[:, :, 5] *= 100
+        >>> k[:, :, 5], v[:, :, 5] = 0, 1000
         >>> Removal.of(Capture("layer", q, k, v)).ranked(1)[0]
         [5]
         """
