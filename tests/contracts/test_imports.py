@@ -9,7 +9,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "heedful"
 ORDER = (  # from the inside out: a part may import what stands before it, and its own line
-    ("files", "about", "measuring", "progress"),
+    ("files", "about", "measuring", "progress", "rules"),
+    ("plan",),
     ("mask", "state"),
     ("ops",),
     ("attention", "statistic"),
@@ -17,10 +18,12 @@ ORDER = (  # from the inside out: a part may import what stands before it, and i
     ("statistics",),
     ("verdicts", "spec"),
     ("huggingface", "findings", "texts"),
-    ("checkpoint",),
+    ("shortening",),
+    ("checkpoint", "saving"),
     ("inputs", "tokens", "looking"),
     ("scan",),
-    ("doctor", "demo", "capturing", "explaining"),
+    ("doctor", "demo", "capturing", "explaining", "compare"),
+    ("resize",),
     ("benching",),
     ("bench",),
     ("report",),
