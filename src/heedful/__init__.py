@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import exact, mechanisms, ops, statistics
+    from . import exact, mechanisms, ops, rules, statistics
     from .attention import Capture, Mask, Mechanism, Unsupported
     from .bench import bench
     from .benching.result import Bench
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .findings import Findings
     from .huggingface import Unreachable, cache, swap, unswap, watching, watching_sdpa
     from .ops import hop, merge, plain
+    from .plan import Plan, Resize
+    from .resize import apply, shrink
     from .scan import scan
     from .statistic import Statistic
 
@@ -41,9 +43,10 @@ _PLACES = {  # the public names by verb, and where each lives; imported when fir
     },
     "explain": {"explain": ("explain",), "explanations.explanation": ("Explanation",)},
     "bench": {"bench": ("bench",), "benching.result": ("Bench",)},
+    "resize": {"resize": ("apply", "shrink"), "plan": ("Plan", "Resize")},
     "look and change": {"huggingface": ("Unreachable", "cache", "swap", "unswap", "watching", "watching_sdpa")},
 }
-_MODULES = ("exact", "mechanisms", "ops", "statistics")
+_MODULES = ("exact", "mechanisms", "ops", "rules", "statistics")
 _HOME = {name: module for places in _PLACES.values() for module, names in places.items() for name in names}
 
 __all__ = [
@@ -54,9 +57,12 @@ __all__ = [
     "Findings",
     "Mask",
     "Mechanism",
+    "Plan",
+    "Resize",
     "Statistic",
     "Unreachable",
     "Unsupported",
+    "apply",
     "bench",
     "cache",
     "capture",
@@ -69,7 +75,9 @@ __all__ = [
     "merge",
     "ops",
     "plain",
+    "rules",
     "scan",
+    "shrink",
     "statistics",
     "swap",
     "unswap",

@@ -14,16 +14,19 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from .plan import Plan
+
 REMEDY = "give a hub id such as org/name, a folder with a config.json, or a .gguf file"
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model, what makes its inputs (tokenizer, image processor, feature extractor or all in one; None where there is none), a name."""
+    """A model, what makes its inputs (tokenizer, image processor, feature extractor or all in one; None where there is none), a name, a plan."""
 
     model: nn.Module
     processor: Any = None
     name: str = "model"
+    plan: Plan | None = None  # what was changed in the model, if anything was
 
     @property
     def config(self) -> Any:

@@ -9,7 +9,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "heedful"
 ORDER = (  # from the inside out: a part may import what stands before it, and its own line
-    ("files", "about", "measuring", "progress"),
+    ("files", "about", "measuring", "progress", "rules"),
+    ("plan",),
     ("mask", "state"),
     ("ops",),
     ("attention", "statistic"),
@@ -17,12 +18,14 @@ ORDER = (  # from the inside out: a part may import what stands before it, and i
     ("statistics",),
     ("verdicts", "spec"),
     ("huggingface", "findings", "texts"),
-    ("checkpoint",),
+    ("shortening",),
+    ("checkpoint", "saving"),
     ("inputs", "tokens", "looking"),
     ("scan",),
-    ("doctor", "demo", "capturing"),
+    ("doctor", "demo", "capturing", "compare"),
     ("explaining",),
     ("explanations", "explain"),
+    ("resize",),
     ("benching",),
     ("bench",),
     ("report",),

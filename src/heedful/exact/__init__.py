@@ -24,6 +24,7 @@ from .residual import composite_norm, residual
 from .sensitivity import Removal, key_sensitivity, query_sensitivity, value_sensitivity
 from .softmax_jacobian import softmax_jacobian_norm
 from .spectral import effective_rank, singular_values, streamed_rank_errors
+from .truncation import Factors, Pairs, frequency_pairs, logit_factors, mixing_again, value_factors
 
 __all__ = [
     "Around",
@@ -35,11 +36,13 @@ __all__ = [
     "ColumnAttention",
     "Construction",
     "Derivative",
+    "Factors",
     "Heads",
     "Layer",
     "Mlp",
     "Network",
     "Norm",
+    "Pairs",
     "PathStreams",
     "Removal",
     "SelfAttention",
@@ -59,6 +62,7 @@ __all__ = [
     "dobrushin",
     "effective_rank",
     "freeze",
+    "frequency_pairs",
     "frozen_contraction",
     "hard_bound",
     "identity_heads",
@@ -67,6 +71,8 @@ __all__ = [
     "l1_centre",
     "largest_singular",
     "local_lipschitz",
+    "logit_factors",
+    "mixing_again",
     "one_head",
     "path_streams",
     "permutation_heads",
@@ -83,5 +89,6 @@ __all__ = [
     "soft_bound",
     "softmax_jacobian_norm",
     "streamed_rank_errors",
+    "value_factors",
     "value_sensitivity",
 ]

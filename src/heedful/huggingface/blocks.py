@@ -133,7 +133,7 @@ def _mlp(name: str, layer: nn.Module, family: Family, activation: Any) -> Mlp:
     return Mlp(up, down, b_up, b_down, ACTIVATIONS[activation], gate, b_gate)
 
 
-def linear(layer: nn.Module, place: Place, where: str) -> tuple[Tensor, Tensor]:
+def linear(layer: nn.Module, place: Place, where: str, heads: int = 1) -> tuple[Tensor, Tensor]:
     """The matrix (input, output) and the bias at a place of a block; zeros where it has no bias."""
     module = _module(layer, place.module, where)
     if not isinstance(module, nn.Linear | Conv1D) or not module.weight.is_floating_point():
@@ -144,6 +144,8 @@ def linear(layer: nn.Module, place: Place, where: str) -> tuple[Tensor, Tensor]:
     weight = module.weight.detach()
     weight = weight if isinstance(module, Conv1D) else weight.mT
     bias = weight.new_zeros(weight.shape[1]) if module.bias is None else module.bias.detach()
+    if place.by_head:
+        return tuple(x.unflatten(-1, (heads, place.parts, -1))[..., place.part, :].flatten(-2) for x in (weight, bias))  # type: ignore[return-value]
     return weight.chunk(place.parts, 1)[place.part], bias.chunk(place.parts)[place.part]
 
 
