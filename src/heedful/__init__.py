@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .ops import hop, merge, plain
     from .plan import Plan, Resize
     from .resize import apply, shrink
+    from .enlarging import grow
     from .scan import scan
     from .statistic import Statistic
 
@@ -43,7 +44,7 @@ _PLACES = {  # the public names by verb, and where each lives; imported when fir
     },
     "explain": {"explain": ("explain",), "explanations.explanation": ("Explanation",)},
     "bench": {"bench": ("bench",), "benching.result": ("Bench",)},
-    "resize": {"resize": ("apply", "shrink"), "plan": ("Plan", "Resize")},
+    "resize": {"resize": ("apply", "shrink"), "enlarging": ("grow",), "plan": ("Plan", "Resize")},
     "look and change": {"huggingface": ("Unreachable", "cache", "swap", "unswap", "watching", "watching_sdpa")},
 }
 _MODULES = ("exact", "mechanisms", "ops", "rules", "statistics")
@@ -69,6 +70,7 @@ __all__ = [
     "doctor",
     "exact",
     "explain",
+    "grow",
     "hop",
     "load",
     "mechanisms",

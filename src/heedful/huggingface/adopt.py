@@ -174,3 +174,13 @@ def empty(found: Matrices, sizes: Sizes) -> Matrices:
     made = {name: getattr(found, name).new_empty(count, found.q.shape[1] if name == "q" else found.k.shape[1]) for name, count in rows.items()}
     biases = {f"b_{name}": None if (b := getattr(found, f"b_{name}")) is None else b.new_empty(rows[name]) for name in rows}
     return replace(found, **made, **biases, o=torch.empty(found.o.shape[0], sum(sizes.values), dtype=found.o.dtype))
+
+
+def of_layer(model: nn.Module, name: str) -> tuple[Projections, Matrices, Sizes]:
+    """Where a layer keeps its matrices, these, and its sizes, whether it was adopted or not."""
+    return _examined(model, name, model.get_submodule(name))
+
+
+def finisher(model: nn.Module, name: str, place: Place) -> Any:
+    """The module that mixes the heads' outputs."""
+    return _finisher(model, name, place)
