@@ -137,7 +137,7 @@ def _become(module: nn.Module, places: Projections, found: Matrices, sizes: Size
     own = tuple(place.module for place in (places.q, places.k, places.v))
     module.__class__ = kind_of(type(module))
     assert isinstance(module, Resized)
-    module.places, module.names = places, own if len(set(own)) == 3 else FRESH
+    module.places, module.first, module.names = places, sizes, own if len(set(own)) == 3 else FRESH
     if module.names is FRESH:
         trained = any(p.requires_grad for p in getattr(module, own[2]).parameters())
         for part in set(own):
