@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .benching.result import Bench
     from .capturing import capture
     from .checkpoint import Checkpoint, load
+    from .compare import compare
     from .doctor import doctor
     from .findings import Findings
     from .huggingface import Unreachable, cache, swap, unswap, watching, watching_sdpa
@@ -40,7 +41,7 @@ _PLACES = {  # the public names by verb, and where each lives; imported when fir
         "doctor": ("doctor",),
     },
     "bench": {"bench": ("bench",), "benching.result": ("Bench",)},
-    "resize": {"resize": ("apply", "shrink"), "plan": ("Plan", "Resize")},
+    "resize": {"resize": ("apply", "shrink"), "plan": ("Plan", "Resize"), "compare": ("compare",)},
     "look and change": {"huggingface": ("Unreachable", "cache", "swap", "unswap", "watching", "watching_sdpa")},
 }
 _MODULES = ("exact", "mechanisms", "ops", "rules", "statistics")
@@ -62,6 +63,7 @@ __all__ = [
     "bench",
     "cache",
     "capture",
+    "compare",
     "doctor",
     "exact",
     "hop",

@@ -111,7 +111,9 @@ def _resized(place: str, options: dict[str, Any], source: str, device: torch.dev
     config = transformers.AutoConfig.from_pretrained(place, **options)
     make = getattr(transformers, (config.architectures or ["?"])[0], None)
     if make is None:
-        raise ValueError(f"{source} holds a {config.architectures} with a plan, which this transformers does not know; upgrade transformers.")
+        raise ValueError(
+            f"{source} holds a {config.architectures} with a plan, which this transformers does not know; upgrade transformers."
+        )
     model = restore(Path(place), make, config, dtype)
     return Checkpoint(model.to(device), _processor(place, options, source), _short(source))
 

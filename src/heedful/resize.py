@@ -87,7 +87,9 @@ def shrink(
     return Shrunk(adopted, tuple(changes), others)
 
 
-def apply(model: str | Path | nn.Module | Checkpoint, plan: Plan, texts: Any = None, batch: int = 8, length: int | None = None) -> Checkpoint:
+def apply(
+    model: str | Path | nn.Module | Checkpoint, plan: Plan, texts: Any = None, batch: int = 8, length: int | None = None
+) -> Checkpoint:
     """A new checkpoint with a plan's sizes; the given one stays as it is.
 
     The dims that are kept are those that do best on the texts; without texts, those of plain truncation of the weights.
@@ -96,7 +98,9 @@ def apply(model: str | Path | nn.Module | Checkpoint, plan: Plan, texts: Any = N
     sizes = sizes_of(checkpoint.model)
     plan.check(natives(checkpoint.model), getattr(checkpoint.config, "model_type", None))
     for name, change in plan.layers.items():
-        _possible({name: sizes[name]}, *(max(each(dims, 1)) if dims is not None else None for dims in (change.qk, change.v)), change.pairs)
+        _possible(
+            {name: sizes[name]}, *(max(each(dims, 1)) if dims is not None else None for dims in (change.qk, change.v)), change.pairs
+        )
     adopted = _adopted(checkpoint)
     seen = {} if texts is None else moments(adopted, items(texts), batch, length)
     ready = {}
@@ -149,7 +153,9 @@ def moments(
                 "give more texts."
             )
         if not all(bool(torch.isfinite(x).all()) for x in one.tensors.values()):
-            raise ValueError(f"{name} gives NaN or infinite q, k or outputs; look at the weights, and load the model with dtype=torch.float32.")
+            raise ValueError(
+                f"{name} gives NaN or infinite q, k or outputs; look at the weights, and load the model with dtype=torch.float32."
+            )
     return known
 
 
@@ -163,14 +169,15 @@ def _adopted(checkpoint: Checkpoint) -> Checkpoint:
     model = copy.deepcopy(checkpoint.model)
     adopt(model)
     with evaluating(checkpoint.model), evaluating(model):
-        inputs = prepare(checkpoint.model, made_up(checkpoint))
+        inputs = made_up(checkpoint)
+        if getattr(checkpoint.config, "is_encoder_decoder", False) and "input_ids" not in inputs:
+            inputs["decoder_input_ids"] = torch.arange(4, device=checkpoint.device).expand(2, -1)
+        inputs = prepare(checkpoint.model, inputs)
         confirm(checkpoint.model, model, lambda one: run(one, inputs))
     return Checkpoint(model, checkpoint.processor, checkpoint.name)
 
 
-def _change(
-    model: nn.Module, plan: Plan, ready: Mapping[str, Shortener], held: Mapping[str, Seen], progress: bool
-) -> list[Change]:
+def _change(model: nn.Module, plan: Plan, ready: Mapping[str, Shortener], held: Mapping[str, Seen], progress: bool) -> list[Change]:
     """Give the layers their new matrices; what is lost is told for each."""
     changes = []
     with bar("resize", len(plan.layers) if progress else None, lambda n: f"{n:.0f} layers") as shown:

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ WEIGHTS = "heedful.safetensors"  # no name that stock transformers would load, a
 def save(model: Any, processor: Any, folder: str | Path) -> Path:
     """Write a model and its processor: as transformers does where stock transformers can load it, else with its plan beside its weights."""
     if swapped(model):
-        raise ValueError(f"{next(iter(swapped(model)))} attends by a swapped mechanism, which is not saved with a model; hd.unswap(model) first.")
+        raise ValueError(
+            f"{next(iter(swapped(model)))} attends by a swapped mechanism, which is not saved with a model; hd.unswap(model) first."
+        )
     stock = as_stock(model)
     with _whole(Path(folder)) as place:
         if stock is not None:
@@ -50,13 +53,16 @@ def save(model: Any, processor: Any, folder: str | Path) -> Path:
 def restore(folder: Path, make: Any, config: Any, dtype: torch.dtype | None) -> nn.Module:
     """The model of a folder that `save` wrote with a plan: built from its configuration, brought to its sizes, loaded strictly."""
     plan = Plan.load(folder)
-    model = blank(make, config, dtype or _dtype(folder / WEIGHTS))
+    model: Any = blank(make, config, dtype or _dtype(folder / WEIGHTS))
     plan.check(natives(model), config.model_type)
+    held = _names(folder / WEIGHTS)
     adopt(model, plan.layers)
     for name, change in plan.layers.items():
         module: Any = model.get_submodule(name)
         sizes = sizes_after(module.sizes, change)
-        reshape(model, name, empty(matrices(model, name), sizes), sizes)
+        made = empty(matrices(model, name), sizes)
+        gone = {f"b_{word}": None for word, part in zip("qkv", module.names, strict=True) if f"{name}.{part}.bias" not in held}
+        reshape(model, name, replace(made, **gone), sizes)
     _filled(model, folder / WEIGHTS)
     return model.eval()
 
@@ -104,6 +110,11 @@ def _dtype(path: Path) -> torch.dtype:
         return next((dtype for dtype in found if dtype.is_floating_point), torch.float32)
 
 
+def _names(path: Path) -> set[str]:
+    with _readable(path), safe_open(str(path), "pt") as file:
+        return set(file.keys())
+
+
 def _filled(model: nn.Module, path: Path) -> None:
     with _readable(path):
         load_model(model, str(path), strict=True)
@@ -114,14 +125,21 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError, RuntimeError) as error:
-        raise ValueError(f"{path} is damaged, or does not fit its plan ({str(error).splitlines()[0]}); save the model again, or copy it whole.") from error
+        raise ValueError(
+            f"{path} is damaged, or does not fit its plan ({str(error).splitlines()[0]}); save the model again, or copy it whole."
+        ) from error
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a place that holds something already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is there already and not empty; give a new folder.")
 
 
 @contextmanager
 def _whole(folder: Path) -> Iterator[Path]:
     """A folder beside the wanted one, which takes its name once all is written; nothing is left where that fails."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is there already and not empty; give a new folder.")
+    check_folder(folder)
     beside = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +148,9 @@ def _whole(folder: Path) -> Iterator[Path]:
         os.chmod(beside, 0o755)
         os.replace(beside, folder)
     except (OSError, SafetensorError) as error:
-        raise OSError(f"cannot write {folder}: {getattr(error, 'strerror', None) or error}. Nothing was left; make room or give another folder.") from error
+        raise OSError(
+            f"cannot write {folder}: {getattr(error, 'strerror', None) or error}. Nothing was left; make room or give another folder."
+        ) from error
     finally:
         if beside is not None:
             with suppress(OSError):

@@ -198,7 +198,9 @@ def test_half_precision_and_attentions_come_out():
 
 
 def test_norms_of_queries_and_keys_are_refused_by_name():
-    with pytest.raises(Unresizable, match=r"model.layers.0.self_attn \(Qwen3Attention\) norms its queries and keys \(q_norm, k_norm\)"):
+    with pytest.raises(
+        Unresizable, match=r"model.layers.0.self_attn \(Qwen3Attention\) norms its queries and keys \(q_norm, k_norm\)"
+    ):
         adopt(BY_NAME["qwen3"].build())
 
 

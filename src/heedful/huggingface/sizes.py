@@ -15,7 +15,9 @@ from .layer import Resized, Sizes
 def natives(model: nn.Module) -> dict[str, Native]:
     """What the layers of a model were before any change."""
     found = sizes_of(model)
-    return {name: native_of(module if isinstance(module := model.get_submodule(name), Resized) else own) for name, own in found.items()}
+    return {
+        name: native_of(module if isinstance(module := model.get_submodule(name), Resized) else own) for name, own in found.items()
+    }
 
 
 def native_of(own: Resized | Sizes) -> Native:

@@ -12,4 +12,6 @@ from transformers.initialization import no_init_weights
 def blank(make: Any, config: Any, dtype: torch.dtype) -> nn.Module:
     """A model of a class whose weights are still to be loaded."""
     with no_init_weights():
-        return make._from_config(config, dtype=dtype).eval()
+        model = make._from_config(config, dtype=dtype).eval()
+    model.tie_weights()
+    return model
