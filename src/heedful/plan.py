@@ -93,7 +93,9 @@ class Plan:
         try:
             data = json.loads(text)
             if data["schema"] != SCHEMA:
-                raise ValueError(f"{where} has schema {data['schema']}, this heedful reads {SCHEMA}; use the heedful that wrote it.")
+                raise ValueError(
+                    f"{where} has schema {data['schema']}, this heedful reads {SCHEMA}; use the heedful that wrote it."
+                )
             layers = {name: _resize(name, one["resize"]) for name, one in data["layers"].items()}
             natives = {name: Native(**one) for name, one in data.get("natives", {}).items()}
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
@@ -127,7 +129,9 @@ def _possible(name: str, change: Resize, native: Native) -> None:
         if dims is None:
             continue
         if not isinstance(dims, int) and len(dims) != native.key_heads:
-            raise ValueError(f"{name}: {word} has {len(dims)} sizes, but there are {native.key_heads} key heads; give one number for each.")
+            raise ValueError(
+                f"{name}: {word} has {len(dims)} sizes, but there are {native.key_heads} key heads; give one number for each."
+            )
         wrong = [d for d in each(dims, native.key_heads) if isinstance(d, bool) or not isinstance(d, int) or d < 1]
         if wrong:
             raise ValueError(f"{name}: {word} is {wrong[0]!r}; a head has at least 1 dim.")

@@ -16,8 +16,9 @@ from .doctor import made_up
 from .huggingface.adopt import adopt, matrices, reshape, sizes_of
 from .huggingface.confirm import confirm
 from .huggingface.layer import Sizes
+from .huggingface.sizes import natives
 from .inputs import read
-from .plan import Native, Plan, Resize, each
+from .plan import Plan, Resize, each
 from .progress import bar
 from .rules import Ladder, Rule, Uniform
 from .scan import evaluating, prepare, run, scan
@@ -83,19 +84,23 @@ def shrink(
     ready = {name: _shortener(adopted.model, name, Seen.of(found)) for name, found in known.items()}
     plan = choose(ready, qk, v)
     changes = _change(adopted.model, plan, ready, {name: Seen.of(found) for name, found in beyond.items()}, progress)
-    return Shrunk(_planned(checkpoint, adopted.model, changes), tuple(changes), others)
+    return Shrunk(adopted, tuple(changes), others)
 
 
-def apply(model: str | Path | nn.Module | Checkpoint, plan: Plan, texts: Any = None, batch: int = 8, length: int | None = None) -> Checkpoint:
+def apply(
+    model: str | Path | nn.Module | Checkpoint, plan: Plan, texts: Any = None, batch: int = 8, length: int | None = None
+) -> Checkpoint:
     """A new checkpoint with a plan's sizes; the given one stays as it is.
 
     The dims that are kept are those that do best on the texts; without texts, those of plain truncation of the weights.
     """
     checkpoint = load(model)
     sizes = sizes_of(checkpoint.model)
-    plan.check(natives(checkpoint), getattr(checkpoint.config, "model_type", None))
+    plan.check(natives(checkpoint.model), getattr(checkpoint.config, "model_type", None))
     for name, change in plan.layers.items():
-        _possible({name: sizes[name]}, *(max(each(dims, 1)) if dims is not None else None for dims in (change.qk, change.v)), change.pairs)
+        _possible(
+            {name: sizes[name]}, *(max(each(dims, 1)) if dims is not None else None for dims in (change.qk, change.v)), change.pairs
+        )
     adopted = _adopted(checkpoint)
     seen = {} if texts is None else moments(adopted, items(texts), batch, length)
     ready = {}
@@ -103,8 +108,8 @@ def apply(model: str | Path | nn.Module | Checkpoint, plan: Plan, texts: Any = N
         found, own = matrices(adopted.model, name), sizes[name]
         known = Seen.of(seen[name]) if name in seen else Seen.of_weights(found, own)
         ready[name] = _shortener(adopted.model, name, known)
-    changes = _change(adopted.model, plan, ready, {}, False)
-    return _planned(checkpoint, adopted.model, changes)
+    _change(adopted.model, plan, ready, {}, False)
+    return adopted
 
 
 def choose(ready: Mapping[str, Shortener], qk: int | Rule | None, v: int | Rule | None) -> Plan:
@@ -148,19 +153,10 @@ def moments(
                 "give more texts."
             )
         if not all(bool(torch.isfinite(x).all()) for x in one.tensors.values()):
-            raise ValueError(f"{name} gives NaN or infinite q, k or outputs; look at the weights, and load the model with dtype=torch.float32.")
+            raise ValueError(
+                f"{name} gives NaN or infinite q, k or outputs; look at the weights, and load the model with dtype=torch.float32."
+            )
     return known
-
-
-def natives(checkpoint: Checkpoint) -> dict[str, Native]:
-    """What the layers of a model were before any plan."""
-    former = {} if checkpoint.plan is None else dict(checkpoint.plan.natives)
-    return former or {name: native_of(sizes) for name, sizes in sizes_of(checkpoint.model).items()}
-
-
-def native_of(sizes: Sizes) -> Native:
-    turned = None if sizes.pairs is None else len(sizes.pairs[0])
-    return Native(sizes.heads, len(sizes.qk), sizes.qk[0], sizes.v[0], turned)
 
 
 def _shortener(model: nn.Module, name: str, seen: Seen) -> Shortener:
@@ -173,14 +169,15 @@ def _adopted(checkpoint: Checkpoint) -> Checkpoint:
     model = copy.deepcopy(checkpoint.model)
     adopt(model)
     with evaluating(checkpoint.model), evaluating(model):
-        inputs = prepare(checkpoint.model, made_up(checkpoint))
+        inputs = made_up(checkpoint)
+        if getattr(checkpoint.config, "is_encoder_decoder", False) and "input_ids" not in inputs:
+            inputs["decoder_input_ids"] = torch.arange(4, device=checkpoint.device).expand(2, -1)
+        inputs = prepare(checkpoint.model, inputs)
         confirm(checkpoint.model, model, lambda one: run(one, inputs))
-    return Checkpoint(model, checkpoint.processor, checkpoint.name, checkpoint.plan)
+    return Checkpoint(model, checkpoint.processor, checkpoint.name)
 
 
-def _change(
-    model: nn.Module, plan: Plan, ready: Mapping[str, Shortener], held: Mapping[str, Seen], progress: bool
-) -> list[Change]:
+def _change(model: nn.Module, plan: Plan, ready: Mapping[str, Shortener], held: Mapping[str, Seen], progress: bool) -> list[Change]:
     """Give the layers their new matrices; what is lost is told for each."""
     changes = []
     with bar("resize", len(plan.layers) if progress else None, lambda n: f"{n:.0f} layers") as shown:
@@ -229,16 +226,6 @@ def _units(one: Shortener, dims: tuple[int, ...], pairs: tuple[tuple[int, ...], 
 def _total(parts: list[Lost], one: Shortener) -> Lost:
     whole = one.lost(Cut(one.found, one.sizes))
     return Lost(sum(p.qk for p in parts), whole.qk_of, sum(p.v for p in parts), whole.v_of)
-
-
-def _planned(checkpoint: Checkpoint, model: nn.Module, changes: list[Change]) -> Checkpoint:
-    """The checkpoint of the changed model, with a plan that tells its sizes as they are."""
-    made = Plan(
-        {c.layer: Resize(c.after.qk, c.after.v, c.after.pairs) for c in changes},
-        natives(checkpoint),
-        getattr(checkpoint.config, "model_type", None),
-    )
-    return Checkpoint(model, checkpoint.processor, checkpoint.name, made if checkpoint.plan is None else checkpoint.plan | made)
 
 
 def _possible(sizes: Mapping[str, Sizes], qk: int | Rule | None, v: int | Rule | None, pairs: Any = None) -> None:

@@ -38,8 +38,9 @@ class Seen:
 
     @classmethod
     def of_weights(cls, found: Matrices, sizes: Sizes) -> Seen:
-        """As if inputs were white: what plain truncation of the weights minimises."""
-        parts = ((found.q, sizes.queries), (found.k, sizes.qk), (found.v, sizes.v))
+        """As if inputs were white: what plain truncation of the weights minimises; the queries' bias is one more input."""
+        q = found.q if found.b_q is None else torch.cat([found.q, found.b_q[:, None]], 1)
+        parts = ((q, sizes.queries), (found.k, sizes.qk), (found.v, sizes.v))
         q, k, v = (_grams(weight, dims) for weight, dims in parts)
         v = v.repeat_interleave(sizes.heads // len(v), 0)
         return cls(q, k, v, v.new_zeros(v.shape[:2]))

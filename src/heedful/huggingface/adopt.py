@@ -137,7 +137,7 @@ def _become(module: nn.Module, places: Projections, found: Matrices, sizes: Size
     own = tuple(place.module for place in (places.q, places.k, places.v))
     module.__class__ = kind_of(type(module))
     assert isinstance(module, Resized)
-    module.places, module.names = places, own if len(set(own)) == 3 else FRESH
+    module.places, module.first, module.names = places, sizes, own if len(set(own)) == 3 else FRESH
     if module.names is FRESH:
         trained = any(p.requires_grad for p in getattr(module, own[2]).parameters())
         for part in set(own):
@@ -171,7 +171,10 @@ def _put(module: Any, weight: Tensor, bias: Tensor | None) -> None:
 def empty(found: Matrices, sizes: Sizes) -> Matrices:
     """Matrices of these sizes with nothing in them, to be loaded."""
     rows = {"q": sum(sizes.queries), "k": sum(sizes.qk), "v": sum(sizes.v)}
-    made = {name: getattr(found, name).new_empty(count, found.q.shape[1] if name == "q" else found.k.shape[1]) for name, count in rows.items()}
+    made = {
+        name: getattr(found, name).new_empty(count, found.q.shape[1] if name == "q" else found.k.shape[1])
+        for name, count in rows.items()
+    }
     biases = {f"b_{name}": None if (b := getattr(found, f"b_{name}")) is None else b.new_empty(rows[name]) for name in rows}
     return replace(found, **made, **biases, o=torch.empty(found.o.shape[0], sum(sizes.values), dtype=found.o.dtype))
 

@@ -21,7 +21,12 @@ def confirm(native: nn.Module, adopted: nn.Module, run: Callable[[nn.Module], An
     if [call.layer for call in before] != [call.layer for call in after]:
         raise Unresizable(f"{named} attends in another order once its layers are adopted; its family's table does not fit it.")
     for one, other in zip(before, after, strict=True):
-        pairs = (("q", one.q * one.scale, other.q * other.scale), ("k", one.k, other.k), ("v", one.v, other.v), ("output", one.out, other.out))
+        pairs = (
+            ("q", one.q * one.scale, other.q * other.scale),
+            ("k", one.k, other.k),
+            ("v", one.v, other.v),
+            ("output", one.out, other.out),
+        )
         for what, x, y in pairs:
             error = _difference(x, y)
             if not error <= 10 * torch.finfo(one.q.dtype).eps ** 0.75:

@@ -99,6 +99,7 @@ class Resized(nn.Module):
     places: Projections
     names: tuple[str, str, str]  # of the modules that make q, k and v
     sizes: Sizes
+    first: Sizes  # before any change
     config: Any
     scaling: float
     layer_idx: int | None

@@ -3,7 +3,5 @@
 from .family import Place, Projections
 
 ATTENTIONS = (
-    Projections(
-        kinds=("DistilBertSelfAttention",), q=Place("q_lin"), k=Place("k_lin"), v=Place("v_lin"), o=Place("out_lin")
-    ),
+    Projections(kinds=("DistilBertSelfAttention",), q=Place("q_lin"), k=Place("k_lin"), v=Place("v_lin"), o=Place("out_lin")),
 )

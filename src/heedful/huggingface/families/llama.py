@@ -20,7 +20,5 @@ FAMILY = Family(
 )
 
 ATTENTIONS = (
-    Projections(
-        kinds=("LlamaAttention",), q=Place("q_proj"), k=Place("k_proj"), v=Place("v_proj"), o=Place("o_proj"), rotary=True
-    ),
+    Projections(kinds=("LlamaAttention",), q=Place("q_proj"), k=Place("k_proj"), v=Place("v_proj"), o=Place("o_proj"), rotary=True),
 )

@@ -1,0 +1,48 @@
+"""Sizes: what the layers of a model were, what they are, and the plan that tells the difference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from ..plan import Native, Plan, Resize, each
+from .adopt import sizes_of
+from .layer import Resized, Sizes
+
+
+def natives(model: nn.Module) -> dict[str, Native]:
+    """What the layers of a model were before any change."""
+    found = sizes_of(model)
+    return {
+        name: native_of(module if isinstance(module := model.get_submodule(name), Resized) else own) for name, own in found.items()
+    }
+
+
+def native_of(own: Resized | Sizes) -> Native:
+    """What a layer was before any change."""
+    first = own if isinstance(own, Sizes) else own.first
+    turned = None if first.pairs is None else len(first.pairs[0])
+    return Native(first.heads, len(first.qk), first.qk[0], first.v[0], turned)
+
+
+def plan_of(model: Any) -> Plan | None:
+    """The plan that made a model what it is; None where no layer was resized."""
+    resized = {name: module for name, module in model.named_modules() if isinstance(module, Resized)}
+    if not resized:
+        return None
+    layers = {name: Resize(_short(m.sizes.qk), _short(m.sizes.v), m.sizes.pairs) for name, m in resized.items()}
+    return Plan(layers, natives(model), getattr(getattr(model, "config", None), "model_type", None))
+
+
+def sizes_after(sizes: Sizes, change: Resize) -> Sizes:
+    """The sizes of a layer once a change with named pairs is made."""
+    count = len(sizes.qk)
+    qk = sizes.qk if change.qk is None else each(change.qk, count)
+    v = sizes.v if change.v is None else each(change.v, count)
+    return replace(sizes, qk=qk, v=v, pairs=sizes.pairs if change.pairs is None else change.pairs)
+
+
+def _short(dims: tuple[int, ...]) -> int | tuple[int, ...]:
+    return dims[0] if len(set(dims)) == 1 else dims
