@@ -21,8 +21,8 @@ from .huggingface.adopt import Matrices, adopt, matrices, reshape, sizes_of
 from .huggingface.layer import Sizes
 from .huggingface.optimizers import Carrier
 from .inputs import collate, read
+from .learning import split
 from .resize import _adopted as adopted
-from .resize import _split as split
 from .scan import evaluating
 from .statistics.growth import Growth
 from .texts import Item

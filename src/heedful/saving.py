@@ -77,9 +77,9 @@ def as_stock(model: Any) -> Any:
     if len(dims) > 1 or len(settings) > 1 or None in settings or resized.keys() != attention_modules(model).keys():
         return None
     config = copy.deepcopy(_config(model))
-    setattr(config, settings.pop(), dims.pop())
+    setattr(config, str(settings.pop()), dims.pop())
     dtype = next(p.dtype for p in model.parameters())
-    stock = blank(type(model), config, dtype)
+    stock: Any = blank(type(model), config, dtype)
     weights = dict(model.state_dict())
     for name, module in resized.items():
         factor = module.scaling / stock.get_submodule(name).scaling  # stock computes its scale from the size

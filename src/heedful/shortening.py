@@ -190,16 +190,14 @@ class Shortener:
     def v(self, ranks: Sequence[int]) -> Cut:
         """With so many dims of v kept in each key head; the last bias takes up the values' bias and the mean of what is lost."""
         found, kept = self.found, [self._v_head(h, rank) for h, rank in enumerate(ranks)]
-        folds = found.b_o is not None
+        folds = self.centre is not None
         v, b_v = _mapped(found.v, None if folds else found.b_v, self.sizes.v, [left for left, _ in kept])
         mixing = [one for _, again in kept for one in again]
         o = torch.cat([one.mT for one in mixing], 1)
         lost = [left @ one for left, again in kept for one in again]
         whole = [one for head in range(len(ranks)) for one in self._mixing(head)]
         off = [before - after for before, after in zip(whole, lost, strict=True)]
-        b_o = found.b_o
-        if folds:
-            b_o = b_o.detach().cpu().double() + self._folded(whole, off)
+        b_o = None if found.b_o is None else found.b_o.detach().cpu().double() + self._folded(whole, off)
         sizes = replace(self.sizes, v=tuple(left.shape[1] for left, _ in kept))
         return Cut(replace(found, v=v, o=o, b_v=b_v, b_o=b_o), sizes, outputs=off)
 

@@ -172,7 +172,7 @@ def test_a_swapped_mechanism_and_its_state_work_in_resized_layers():
 
 @pytest.mark.parametrize("name", ["bert", "gpt_neox", "t5"])
 def test_it_trains_copies_and_pickles(name):
-    zeroed, cut = smaller(BY_NAME[name].build("sdpa").double())
+    _, cut = smaller(BY_NAME[name].build("sdpa").double())
     _, given, _ = next(iter(inputs_of(name)))
     out = cut.train()(**given)
     (out["logits"] if "logits" in out else out["last_hidden_state"]).square().sum().backward()

@@ -100,9 +100,11 @@ class Resized(nn.Module):
     names: tuple[str, str, str]  # of the modules that make q, k and v
     sizes: Sizes
     first: Sizes  # before any change
+    ragged: Any  # by q, k, v and o
+    turning: Any  # by q and k
     config: Any
     scaling: float
-    layer_idx: int | None
+    layer_idx: Any
 
     def fit(self, sizes: Sizes) -> None:
         """Read the projections as heads of these sizes from now on."""
@@ -126,7 +128,7 @@ class Resized(nn.Module):
             theirs = given.pop(places.other_mask, None)
             mask = mask if other is None else theirs
         seen = past.get_seq_length(self.layer_idx) if places.biased and past is not None else 0  # before it grows
-        q = self.ragged["q"].padded(self._turned("q", self._made(0, hidden_states), turn))  # type: ignore[operator]
+        q = self.ragged["q"].padded(self._turned("q", self._made(0, hidden_states), turn))
         k, v = self._keys(hidden_states if other is None else other, other is not None, past, turn)
         if places.biased:
             given["position_bias"] = self._bias(given.get("position_bias"), q, k, seen)
@@ -134,7 +136,7 @@ class Resized(nn.Module):
             given["sliding_window"] = getattr(self, "sliding_window", getattr(self.config, "sliding_window", None))
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, self._eager)
         out, weights = attend(self, q, k, v, mask, dropout=self._dropout, scaling=self.scaling, **given)
-        out = self._finished(self.ragged["o"].joined(out))  # type: ignore[operator]
+        out = self._finished(self.ragged["o"].joined(out))
         return (out, given["position_bias"], weights) if places.biased else (out, weights)
 
     def _made(self, which: int, states: Tensor) -> Tensor:
@@ -150,13 +152,13 @@ class Resized(nn.Module):
         if both and across and past.is_updated.get(self.layer_idx):
             k, v = held.layers[self.layer_idx].keys, held.layers[self.layer_idx].values
         else:
-            k = self.ragged["k"].kept(self._turned("k", self._made(1, states), turn))  # type: ignore[operator]
-            v = self.ragged["v"].kept(self._made(2, states))  # type: ignore[operator]
+            k = self.ragged["k"].kept(self._turned("k", self._made(1, states), turn))
+            v = self.ragged["v"].kept(self._made(2, states))
             if held is not None:
                 k, v = held.update(k, v, self.layer_idx)
                 if both and across:
                     past.is_updated[self.layer_idx] = True
-        state, k, v = getattr(k, SEAM, None), self.ragged["k"].read(k), self.ragged["v"].read(v)  # type: ignore[operator]
+        state, k, v = getattr(k, SEAM, None), self.ragged["k"].read(k), self.ragged["v"].read(v)
         if state is not None:
             setattr(k, SEAM, state)
         return k, v
@@ -166,7 +168,7 @@ class Resized(nn.Module):
         if given is not None:
             return given
         if getattr(self, "has_relative_attention_bias", False):
-            return self.compute_bias(q.shape[2], k.shape[2], device=q.device, past_seen_tokens=seen)  # type: ignore[operator]
+            return self.compute_bias(q.shape[2], k.shape[2], device=q.device, past_seen_tokens=seen)
         return q.new_zeros(1, q.shape[1], q.shape[2], k.shape[2])
 
     def _finished(self, out: Tensor) -> Tensor:
