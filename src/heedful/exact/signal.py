@@ -52,7 +52,7 @@ class Signal:
     @property
     def folded(self) -> bool:
         """Whether both folds have texts, so that one can judge the other."""
-        return bool((self._shares > 0).all()) and bool((self.gradient.flatten(1) != 0).any(1).all())
+        return len(self.gradient) == 2 and bool((self._shares > 0).all()) and bool((self.gradient.flatten(1) != 0).any(1).all())
 
     def metrics(self, damping: float) -> tuple[Metric, Metric | None]:
         """Those of both sides, heads that share a side having their mean there."""
