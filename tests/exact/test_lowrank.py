@@ -56,7 +56,9 @@ def test_at_condition_1000_the_metric_keeps_what_the_plain_cut_loses():
         x, b = conditioned(40, 16, 1000.0, seed), drawn(40, 40, seed=seed)
         u = torch.linalg.qr(x)[0]
         reachable = float(torch.linalg.svdvals(u.mT @ b @ u)[:4].square().sum())  # of rank 4
-        share = [(float(b.square().sum()) - fit(b, x, x, f(b, x, 4).matrix)) / reachable for f in (lowrank_regression, plain_regression)]
+        share = [
+            (float(b.square().sum()) - fit(b, x, x, f(b, x, 4).matrix)) / reachable for f in (lowrank_regression, plain_regression)
+        ]
         found.append(share)
     metric, plain = torch.tensor(found).T
     assert metric.min() >= 0.99

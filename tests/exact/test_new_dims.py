@@ -23,7 +23,9 @@ def gram(dim, seed, rows=50, heads=None):
 
 def signal_of(heads=2, left=6, right=5, rank=3, noise=0.0, seed=0, **more):
     g = torch.Generator().manual_seed(seed)
-    n = torch.randn(heads, left, rank, generator=g, dtype=torch.float64) @ torch.randn(heads, rank, right, generator=g, dtype=torch.float64)
+    n = torch.randn(heads, left, rank, generator=g, dtype=torch.float64) @ torch.randn(
+        heads, rank, right, generator=g, dtype=torch.float64
+    )
     folds = torch.stack([n, n]) + noise * torch.randn(2, heads, left, right, generator=g, dtype=torch.float64)
     return Signal(folds, gram(left, seed + 1), gram(right, seed + 2, heads=heads), **more)
 
@@ -147,7 +149,9 @@ def test_what_the_present_dims_do_counts_for_nothing():
     torch.testing.assert_close(nothing, signal.strengths()[:, :2].square().sum(-1))
 
 
-@pytest.mark.parametrize("curve", [lambda g: 2 - g + 3 * g**2, lambda g: 2 - g + 0.1 * g**2, lambda g: 2 - math.tanh(g) + 0.2 * g**2])
+@pytest.mark.parametrize(
+    "curve", [lambda g: 2 - g + 3 * g**2, lambda g: 2 - g + 0.1 * g**2, lambda g: 2 - math.tanh(g) + 0.2 * g**2]
+)
 def test_a_line_search_comes_near_the_lowest_point(curve):
     found = line_search(curve, slope=1.0, start=2.0)
     lowest = min(curve(i / 1000) for i in range(8000))

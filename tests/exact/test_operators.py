@@ -72,6 +72,8 @@ def test_a_null_direction_of_the_metric_is_left_alone():
 def test_the_kronecker_metric_is_the_mean_of_the_fisher_over_directions():
     """<Z, A(Z)> = E_i[...] of both sides; with one query the Kronecker product is exact."""
     lesson = lesson_of(Mask(), 1, 33)
-    one = type(lesson)(**{**vars(lesson), **{n: vars(lesson)[n][:1] for n in ("q", "k", "v", "states", "sources", "gradient", "returned")}})
+    one = type(lesson)(
+        **{**vars(lesson), **{n: vars(lesson)[n][:1] for n in ("q", "k", "v", "states", "sources", "gradient", "returned")}}
+    )
     z = torch.randn(4, 6, 5, dtype=torch.float64)
     torch.testing.assert_close(Fisher([one])(z), Growth.of_lesson(one, 0).keys().moved(z))

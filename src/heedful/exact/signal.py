@@ -36,7 +36,9 @@ class Signal:
     def __post_init__(self):
         heads, shared = self.gradient.shape[1], max(self.left_shared, self.right_shared)
         if heads % shared or min(self.left_shared, self.right_shared) != 1:
-            raise ValueError(f"{heads} heads cannot share in groups of {self.left_shared} and {self.right_shared}; use one divisor.")
+            raise ValueError(
+                f"{heads} heads cannot share in groups of {self.left_shared} and {self.right_shared}; use one divisor."
+            )
 
     @property
     def whole(self) -> Float[Tensor, "heads left right"]:
@@ -88,7 +90,9 @@ class Signal:
         seen = left.inverse @ self.whole
         return torch.linalg.svdvals(seen if right is None else seen @ right.inverse)
 
-    def components(self, z: Tensor, damping: float, count: int) -> tuple[Float[Tensor, "heads left n"], Float[Tensor, "heads right n"]]:
+    def components(
+        self, z: Tensor, damping: float, count: int
+    ) -> tuple[Float[Tensor, "heads left n"], Float[Tensor, "heads right n"]]:
         """The first components of z in the metric, half of each strength on either side; a shared side is repeated for its heads."""
         left, right = self.metrics(damping)
         seen = left.root @ z
