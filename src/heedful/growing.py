@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .checkpoint import Checkpoint, load
@@ -35,7 +34,9 @@ class Growths:
             raise ValueError("these growth statistics are of two models; measure both on one.")
         names = list(dict.fromkeys([*self.layers, *other.layers]))
         found = {name: [x.layers[name] for x in (self, other) if name in x.layers] for name in names}
-        return Growths(self.fingerprint, {name: parts[0] + parts[1] if len(parts) > 1 else parts[0] for name, parts in found.items()})
+        return Growths(
+            self.fingerprint, {name: parts[0] + parts[1] if len(parts) > 1 else parts[0] for name, parts in found.items()}
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write one safetensors file, whole or not at all."""
@@ -61,7 +62,9 @@ class Growths:
                     parts[name][part] = file.get_tensor(key)
             return cls(header["fingerprint"], {name: Growth(**held) for name, held in parts.items()})
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is damaged or holds no growth statistics ({error}); measure again, or load another copy.") from error
+            raise ValueError(
+                f"{path} is damaged or holds no growth statistics ({error}); measure again, or load another copy."
+            ) from error
 
 
 def measure_growth(
@@ -90,7 +93,9 @@ def measure_growth(
                 continue
             for group in read(checkpoint, some, batch, length, limit).batches:
                 inputs = collate(checkpoint, group)
-                found = found + Growths(found.fingerprint, growth_of_batch(checkpoint.model, inputs, loss, (start + parity) % 2, wanted))
+                found = found + Growths(
+                    found.fingerprint, growth_of_batch(checkpoint.model, inputs, loss, (start + parity) % 2, wanted)
+                )
     unknown = sorted(wanted - found.layers.keys()) if wanted is not None else []
     if unknown:
         raise ValueError(f"no attention call of {', '.join(unknown)} was seen; the layers are named as in a scan's findings.")
@@ -149,4 +154,3 @@ def _graded(model: nn.Module, labels: Tensor) -> int:
         return labels.numel()
     own = labels[..., 1:] if _writes(model) else labels
     return int((own != -100).sum())
-

@@ -75,4 +75,3 @@ class Lesson(Capture):
                     f"{self.layer}: {name} holds NaN or infinite values; look at the loss, load a half-precision model with "
                     "dtype=torch.float32, or scale the loss down."
                 )
-

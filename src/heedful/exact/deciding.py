@@ -19,7 +19,11 @@ REALISED = 0.25  # of what was predicted, that a step must bring
 
 
 def growth_score(
-    signal: Signal, w_left: Float[Tensor, "heads left dim"], w_right: Float[Tensor, "heads right dim"], new: int, damping: float = 0.1
+    signal: Signal,
+    w_left: Float[Tensor, "heads left dim"],
+    w_right: Float[Tensor, "heads right dim"],
+    new: int,
+    damping: float = 0.1,
 ) -> Float[Tensor, " heads"]:
     """Squared first-order gain of the best `new` dims in what the present ones cannot do: they span W_Q' and W_K.
 
@@ -97,7 +101,10 @@ def _next(tried: list[tuple[float, float]], best: float, low: float, slope: floa
     if other is None:  # L = start - slope g + bend g^2 through the only try
         bend = (low - start + slope * best) / best**2
         return slope / (2 * bend) if bend > slope / (8 * best) else 4 * best
-    (a, la), (b, lb) = (best, start - low), min(((g, start - loss) for g, loss in tried if g != best), key=lambda p: abs(p[0] - best))
+    (a, la), (b, lb) = (
+        (best, start - low),
+        min(((g, start - loss) for g, loss in tried if g != best), key=lambda p: abs(p[0] - best)),
+    )
     if not math.isfinite(lb):
         return (best + b) / 2
     bend = (la / a - lb / b) / (b - a)  # fall = rise g - bend g^2 through 0 and both

@@ -124,9 +124,7 @@ def _grown(signal: Signal, new: int, operator: Operator | None, dampings: tuple[
     return NewDims(left, right, slope, judged, best, kept, _idle(signal, new, best))
 
 
-def _judged(
-    signal: Signal, new: int, operator: Operator | None, dampings: tuple[float, ...]
-) -> tuple[float, float, Tensor | None]:
+def _judged(signal: Signal, new: int, operator: Operator | None, dampings: tuple[float, ...]) -> tuple[float, float, Tensor | None]:
     """The damping whose steps fall most steeply in the other fold, that slope, and how far the folds agree on each component."""
     if not signal.folded:
         return (0.1 if 0.1 in dampings else dampings[0]), float("nan"), None

@@ -94,7 +94,11 @@ def _visible(tile: Tile) -> Tensor:
 
 
 def conjugate_gradients(
-    apply: Operator, target: Float[Tensor, "heads left right"], precondition: Operator | None = None, steps: int = 50, tolerance: float = 1e-8
+    apply: Operator,
+    target: Float[Tensor, "heads left right"],
+    precondition: Operator | None = None,
+    steps: int = 50,
+    tolerance: float = 1e-8,
 ) -> Float[Tensor, "heads left right"]:
     """Z with apply(Z) = target, for each head on its own; `apply` is symmetric and not negative, and only ever applied.
 

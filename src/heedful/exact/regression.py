@@ -35,7 +35,7 @@ class LowRank:
         return self.left @ self.right.mT
 
     @property
-    def captured(self) -> Float[Tensor, "..."]:
+    def captured(self) -> Float[Tensor, ...]:
         """The share of the squared strengths that was kept."""
         squares = self.strengths.square()
         return squares[..., : self.rank].sum(-1) / squares.sum(-1).clamp_min(torch.finfo(squares.dtype).tiny)

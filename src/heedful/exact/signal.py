@@ -36,7 +36,9 @@ class Signal:
     def __post_init__(self):
         heads, shared = self.gradient.shape[1], max(self.left_shared, self.right_shared)
         if heads % shared or min(self.left_shared, self.right_shared) != 1:
-            raise ValueError(f"{heads} heads cannot share in groups of {self.left_shared} and {self.right_shared}; use one divisor.")
+            raise ValueError(
+                f"{heads} heads cannot share in groups of {self.left_shared} and {self.right_shared}; use one divisor."
+            )
 
     @property
     def whole(self) -> Float[Tensor, "heads left right"]:
@@ -52,7 +54,7 @@ class Signal:
     @property
     def folded(self) -> bool:
         """Whether both folds have texts, so that one can judge the other."""
-        return bool((self._shares > 0).all()) and bool((self.gradient.flatten(1) != 0).any(1).all())
+        return len(self.gradient) == 2 and bool((self._shares > 0).all()) and bool((self.gradient.flatten(1) != 0).any(1).all())
 
     def metrics(self, damping: float) -> tuple[Metric, Metric | None]:
         """Those of both sides, heads that share a side having their mean there."""
@@ -88,7 +90,9 @@ class Signal:
         seen = left.inverse @ self.whole
         return torch.linalg.svdvals(seen if right is None else seen @ right.inverse)
 
-    def components(self, z: Tensor, damping: float, count: int) -> tuple[Float[Tensor, "heads left n"], Float[Tensor, "heads right n"]]:
+    def components(
+        self, z: Tensor, damping: float, count: int
+    ) -> tuple[Float[Tensor, "heads left n"], Float[Tensor, "heads right n"]]:
         """The first components of z in the metric, half of each strength on either side; a shared side is repeated for its heads."""
         left, right = self.metrics(damping)
         seen = left.root @ z

@@ -79,11 +79,16 @@ def lessons(model: nn.Module, loss: Callable[[], Tensor], layers: set[str] | Non
     with _learning(model), _noting(model, notes), torch.enable_grad():
         found = loss()
         if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
-            raise ValueError("the loss must be one number that depends on the model's parameters; return its mean or sum as a tensor.")
+            raise ValueError(
+                "the loss must be one number that depends on the model's parameters; return its mean or sum as a tensor."
+            )
         if not bool(torch.isfinite(found)):
             raise ValueError(f"the loss is {float(found)}; look at the labels and the model's precision.")
         if not notes.calls:
-            raise Unreachable(f"{type(model).__name__} computed its loss without an attention call that could be seen.")
+            asked = (
+                f" of {', '.join(sorted(layers))}; layers are named as in a scan's findings" if layers else " that could be seen"
+            )
+            raise Unreachable(f"{type(model).__name__} computed its loss without an attention call{asked}.")
         gradients = torch.autograd.grad(found, [t for call in notes.calls for t in _watched(call)], allow_unused=True)
     taken = iter(gradients)
     return found.detach(), [_lesson(call, [next(taken) for _ in _watched(call)]) for call in notes.calls]

@@ -46,7 +46,10 @@ def _add(sums: Sums, rows: _Rows, start: int, stop: int) -> None:
     """What the rows of a span add, once the buffers hold them."""
     span, count = slice(0, stop - start), sums.logit_gradient.shape[0]
     x, counted = rows.x[:, start:stop].flatten(0, 1), rows.counted[:, start:stop].flatten()[:, None]
-    drift, mixed = rows.drift[:, span].flatten(0, 1), rows.mixed[:, span].flatten(0, 1)  # (rows, heads, right), (rows, patterns, mixed)
+    drift, mixed = (
+        rows.drift[:, span].flatten(0, 1),
+        rows.mixed[:, span].flatten(0, 1),
+    )  # (rows, heads, right), (rows, patterns, mixed)
     sums.logit_gradient += (x.mT @ drift.flatten(1)).unflatten(1, (count, -1)).transpose(0, 1)
     if rows.returned is not None:
         back = rows.returned[:, start:stop].flatten(0, 1)
