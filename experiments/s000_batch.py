@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.exact.regression import gradmax, lowrank_solution, truncate
 from heedful.exact.metric import Metric
 from heedful.exact.operators import conjugate_gradients
+from heedful.exact.regression import gradmax, lowrank_solution, truncate
 
 from .drawing import COLOURS, figure
 

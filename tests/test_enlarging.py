@@ -35,7 +35,9 @@ def test_growing_without_texts_leaves_every_bit_of_the_output(name):
         with torch.no_grad():
             assert torch.equal(larger(**inputs)[0], model(**inputs)[0])
     before, after = sizes_of(model), sizes_of(larger)
-    assert all(after[n].qk == tuple(d + 3 for d in own.qk) and after[n].v == tuple(d + 2 for d in own.v) for n, own in before.items())
+    assert all(
+        after[n].qk == tuple(d + 3 for d in own.qk) and after[n].v == tuple(d + 2 for d in own.v) for n, own in before.items()
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])

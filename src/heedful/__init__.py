@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpoint, load
     from .compare import compare
     from .doctor import doctor
+    from .enlarging import grow
     from .explain import explain
     from .explanations.explanation import Explanation
     from .findings import Findings
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from .ops import hop, merge, plain
     from .plan import Plan, Resize
     from .resize import apply, shrink
-    from .enlarging import grow
     from .scan import scan
     from .statistic import Statistic
 

@@ -131,7 +131,10 @@ def enlarge(
             steps = {name: (choose or _best)(one, what, some[name]) for name, one in ready.items()}
             searches[what] = _searched(model, what, ready, steps, loss)
             if searches[what].accepted:
-                told |= {name: (steps[name].damping, told[name][1] + size * _worth(steps[name])) for name, size in _sizes_at(steps, searches[what].gamma).items()}
+                told |= {
+                    name: (steps[name].damping, told[name][1] + size * _worth(steps[name]))
+                    for name, size in _sizes_at(steps, searches[what].gamma).items()
+                }
     if carrier is not None:
         carrier.settle(partial(_zeros_behind, wanted, before))
     after = _sizes(model, names)
@@ -183,7 +186,9 @@ def _best(one: Widener, what: str, count: int) -> NewDims:
     return one.qk(count) if what == "qk" else one.v(count)
 
 
-def _searched(model: nn.Module, what: str, ready: Mapping[str, Widener], steps: Mapping[str, NewDims], loss: Callable[[], float]) -> Search:
+def _searched(
+    model: nn.Module, what: str, ready: Mapping[str, Widener], steps: Mapping[str, NewDims], loss: Callable[[], float]
+) -> Search:
     """Go along the steps of all layers together as far as the loss falls as it should, and leave the model there."""
 
     def at(size: float) -> float:

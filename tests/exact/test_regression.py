@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from heedful.exact.regression import gradmax, lowrank_regression, lowrank_solution, plain_regression, truncate
 from heedful.exact.metric import Metric
+from heedful.exact.regression import gradmax, lowrank_regression, lowrank_solution, plain_regression, truncate
 
 
 def conditioned(rows, dim, condition, seed=0):

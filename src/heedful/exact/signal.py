@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,8 +59,16 @@ class Signal:
 
     def metrics(self, damping: float) -> tuple[Metric, Metric | None]:
         """Those of both sides, heads that share a side having their mean there."""
-        left = Metric.of(_mean(self.left, self.right_shared), damping)
-        return left, None if self.right is None else Metric.of(_mean(self.right, self.left_shared), damping)
+        if damping not in self._known:
+            left = Metric.of(_mean(self.left, self.right_shared), damping)
+            right = None if self.right is None else Metric.of(_mean(self.right, self.left_shared), damping)
+            self._known[damping] = left, right
+        return self._known[damping]
+
+    @cached_property
+    def _known(self) -> dict[float, tuple[Metric, Metric | None]]:
+        """By damping: they are asked for many times."""
+        return {}
 
     def moved(self, z: Tensor) -> Tensor:
         """C Z D, the Kronecker metric applied."""

@@ -21,7 +21,9 @@ class Room:
 
     def __post_init__(self) -> None:
         if self.parameters < 0 or not 0 <= self.least <= 1:
-            raise ValueError(f"{self.parameters} parameters and least {self.least} were given; give 0 or more, and a share from 0 to 1.")
+            raise ValueError(
+                f"{self.parameters} parameters and least {self.least} were given; give 0 or more, and a share from 0 to 1."
+            )
 
     def layers(self, gains: Mapping[str, float], costs: Mapping[str, int]) -> list[str]:
         """Which layers shall grow, best first; `costs` are the parameters that each would add."""

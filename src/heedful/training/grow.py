@@ -51,14 +51,18 @@ class Grow(TrainerCallback):
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.new < 1 or self.examples < 4 or self.budget < 0:
-            raise ValueError(f"{self} cannot grow; give every and new of at least 1, examples of at least 4, a budget of 0 or more.")
+            raise ValueError(
+                f"{self} cannot grow; give every and new of at least 1, examples of at least 4, a budget of 0 or more."
+            )
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         sizes_of(model)  # refuse a family that cannot be resized, before training
         follow_sizes(model)
         self._wrapper = Wrapper(model)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, train_dataloader: Any = None, **_: Any) -> None:
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, train_dataloader: Any = None, **_: Any
+    ) -> None:
         if state.global_step % self.every or state.global_step >= state.max_steps:
             return
         event = self.measure(model, getattr(optimizer, "optimizer", optimizer), train_dataloader, args.device)
@@ -72,7 +76,9 @@ class Grow(TrainerCallback):
         taught, held = self._drawn(loader, device)
         growths = self._growths(model, taught)
         ready = {name: _widener(model, name, growth) for name, growth in growths.items()}
-        gains, costs = ({name: of(one) for name, one in ready.items()} for of in (partial(_gain, self.new), partial(_cost, self.new)))
+        gains, costs = (
+            {name: of(one) for name, one in ready.items()} for of in (partial(_gain, self.new), partial(_cost, self.new))
+        )
         mean = next(iter(growths.values())).mean_loss
         found = {"grow_gain": max(gains.values()) ** 0.5 / max(mean, 1e-12), "grow_layers": 0}
         chosen = Room(self._room(model), self.least).layers(gains, costs) if found["grow_gain"] >= self.worth else []
@@ -84,13 +90,21 @@ class Grow(TrainerCallback):
             self._wrapper.rebuild()
         step = searches["qk"]
         added = sum(costs[name] for name in chosen)
-        return {**found, "grow_layers": len(chosen), "grow_added": added, "grow_predicted": step.predicted, "grow_realised": step.realised}
+        return {
+            **found,
+            "grow_layers": len(chosen),
+            "grow_added": added,
+            "grow_predicted": step.predicted,
+            "grow_realised": step.realised,
+        }
 
     def _drawn(self, loader: Any, device: Any) -> tuple[list[Any], list[Any]]:
         """Batches to measure on and held-out ones, of this process's share of examples."""
         data = getattr(loader, "dataset", None)
         if data is None or not hasattr(data, "__len__"):
-            raise ValueError("Grow draws its examples from a training set that has a length; give the Trainer one that is not a stream.")
+            raise ValueError(
+                "Grow draws its examples from a training set that has a length; give the Trainer one that is not a stream."
+            )
         rank, count = world()
         many = min(self.examples * count, len(data)) // count * count
         if many < 4 * count:

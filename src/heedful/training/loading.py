@@ -44,10 +44,16 @@ def _sizes_in(state: Mapping[str, Any], prefix: str, model: nn.Module, name: str
     if not all(isinstance(x, Tensor) for x in rows):
         return None
     qk, v = (_each(prefix, int(x.shape[0]), len(own.qk)) for x in rows)  # type: ignore[union-attr]
-    return replace(own, qk=(qk,) * len(own.qk), v=(v,) * len(own.v)) if (qk * len(own.qk), v * len(own.v)) != (sum(own.qk), sum(own.v)) else own
+    return (
+        replace(own, qk=(qk,) * len(own.qk), v=(v,) * len(own.v))
+        if (qk * len(own.qk), v * len(own.v)) != (sum(own.qk), sum(own.v))
+        else own
+    )
 
 
 def _each(prefix: str, rows: int, heads: int) -> int:
     if rows % heads:
-        raise ValueError(f"{prefix[:-1]} has {rows} rows in the checkpoint, not as many for each of {heads} heads; load it by hd.load.")
+        raise ValueError(
+            f"{prefix[:-1]} has {rows} rows in the checkpoint, not as many for each of {heads} heads; load it by hd.load."
+        )
     return rows // heads

@@ -13,7 +13,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..statistics.growth import Growth
 
-KEPT = ("device_ids", "output_device", "dim", "broadcast_buffers", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
+KEPT = (
+    "device_ids",
+    "output_device",
+    "dim",
+    "broadcast_buffers",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "static_graph",
+)
 
 
 def world() -> tuple[int, int]:
@@ -67,13 +75,17 @@ class Wrapper:
         """Let the wrapper reduce the parameters that the model has now."""
         if self.found is None:
             if world()[1] > 1:
-                raise ValueError("several processes train but no DistributedDataParallel calls the model; Grow knows no other way yet.")
+                raise ValueError(
+                    "several processes train but no DistributedDataParallel calls the model; Grow knows no other way yet."
+                )
             return
         kept = {name: getattr(self.found, name) for name in KEPT if hasattr(self.found, name)}
         accepted = inspect.signature(DistributedDataParallel.__init__).parameters
         group = self.found.process_group
         training, calls = self.found.training, self.found.__dict__.get("forward")
-        DistributedDataParallel.__init__(self.found, self.model, process_group=group, **{k: x for k, x in kept.items() if k in accepted})
+        DistributedDataParallel.__init__(
+            self.found, self.model, process_group=group, **{k: x for k, x in kept.items() if k in accepted}
+        )
         self.found.train(training)
         if calls is not None:
             self.found.forward = calls
