@@ -21,11 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import heedful as hd
-from heedful.enlarging import enlarge, mean_loss, preserve
+from heedful.enlarging import enlarge, mean_loss
 from heedful.exact.growing import NewDims
 from heedful.growing import measure_growth
 from heedful.huggingface.adopt import sizes_of
 from heedful.inputs import collate, read
+from heedful.preserving import preserve
 from heedful.widening import Widener
 
 from .real import minilm

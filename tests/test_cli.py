@@ -108,6 +108,19 @@ def test_explain_refuses_bad_words_and_leaves_no_folder(place, text, words, said
     assert not (place / "unmade").exists()
 
 
+def test_resize_grows_a_language_model_and_saves_it(place, tmp_path):
+    checkpoint = llama()
+    checkpoint.model.save_pretrained(tmp_path / "writer")
+    checkpoint.processor.save_pretrained(tmp_path / "writer")
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(words(40, i)) for i in range(8)))
+    result = call("resize", tmp_path / "writer", tmp_path / "texts.jsonl", "--grow", "2", "--out", tmp_path / "larger")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "predicted" in said
+    assert "perplexity" in said
+    assert load(tmp_path / "larger").model.model.layers[0].self_attn.sizes.qk == (10, 10)
+
+
 def test_resize_prints_what_changed_and_leaves_a_model(place):
     (place / "more.jsonl").write_text("\n".join(json.dumps(words(40, i)) for i in range(8)))
     result = call("resize", place / "tiny", place / "more.jsonl", "--keep", "0.5", "--out", place / "small")
@@ -133,6 +146,8 @@ def test_resize_prints_what_changed_and_leaves_a_model(place):
         (("--keep", "0.5", "--qk", "4"), "say how small"),
         (("--keep", "1.5"), "keep is 1.5"),
         (("--tolerance", "1"), "tolerance is 1.0"),
+        (("--grow", "0"), "--grow is 0"),
+        (("--grow", "2", "--qk", "4"), "leave out --keep"),
         (("--qk", "0"), "qk is 0"),
         (("--keep", "0.5", "--what", "k"), "--what is 'k'"),
         (("--qk", "4"), "too few"),

@@ -9,9 +9,10 @@ from huggingface.zoo import BY_NAME
 from models import bert, llama, words
 
 import heedful as hd
-from heedful.enlarging import enlarge, mean_loss, preserve
+from heedful.enlarging import enlarge, mean_loss
 from heedful.growing import growth_of_batch, measure_growth, model_loss
 from heedful.huggingface.adopt import matrices, sizes_of
+from heedful.preserving import preserve
 from heedful.widening import Widener
 
 FAMILIES = ("bert", "roberta", "distilbert", "gpt2", "opt", "gpt_neox", "llama", "mistral", "qwen2", "vit", "whisper", "bart", "t5")
@@ -100,6 +101,22 @@ def test_a_grown_model_comes_back_from_its_folder(tmp_path):
     ids = torch.tensor([grown.tokenizer(TEXTS[0])["input_ids"]])
     assert torch.equal(back.model(ids).logits, grown.model(ids).logits)
     assert back.plan == grown.plan
+
+
+def test_a_plan_may_ask_for_larger_heads():
+    model = llama()
+    plan = hd.Plan({"model.layers.0.self_attn": hd.Resize(qk=(10, 12), v=4), "model.layers.1.self_attn": hd.Resize(v=9)})
+    larger = hd.apply(model, plan)
+    sizes = sizes_of(larger.model)
+    assert sizes["model.layers.0.self_attn"].qk == (10, 12)
+    assert sizes["model.layers.0.self_attn"].v == (4, 4)
+    assert sizes["model.layers.1.self_attn"].v == (9, 9)
+    assert larger.plan is not None
+    again = hd.apply(model, larger.plan)
+    assert sizes_of(again.model) == sizes
+    only = hd.apply(model, hd.Plan({"model.layers.0.self_attn": hd.Resize(qk=11)}))
+    ids = torch.arange(4, 20)[None]
+    torch.testing.assert_close(only.model(ids).logits, model.model(ids).logits)
 
 
 OPTIMIZERS = {

@@ -154,6 +154,7 @@ def resize(
     alike: Annotated[
         bool, typer.Option("--alike", help="With --keep: heads of a layer keep as many dims each, so that none is padded.")
     ] = False,
+    grow: Annotated[int | None, typer.Option(help="Dims of q.k that every head gets more, where they lower the loss most.")] = None,
     limit: Annotated[int | None, typer.Option(help="Read at most this many texts.")] = None,
     batch: Annotated[int, typer.Option(help="Texts read at once.")] = 8,
     length: Annotated[int | None, typer.Option(help="Tokens read of each text; what the model allows, at most 2048.")] = None,
@@ -161,23 +162,27 @@ def resize(
     device: Device = None,
     remote_code: RemoteCode = False,
 ) -> None:
-    """Make a copy of a model with fewer dims in its heads, as near to it as they allow, and tell what it loses."""
+    """Make a copy of a model with fewer dims in its heads, as near to it as they allow, or with more, and tell what it loses or gains."""
     with _plainly():
         from .checkpoint import load
         from .compare import compare
+        from .enlarging import grow as enlarge
         from .report import resize as shown
         from .report import terminal
         from .resize import shrink
         from .saving import check_folder
 
-        sizes = _sizes(keep, qk, v, tolerance, what, alike)
+        sizes = _sizes(keep, qk, v, tolerance, what, alike) if grow is None else _larger(grow, keep, qk, v, tolerance)
         checkpoint = load(model, device=device, remote_code=remote_code)
         folder = out or Path("out") / f"{checkpoint.name.replace('/', '-')}-resized"
         check_folder(folder)
-        found = shrink(checkpoint, texts, **sizes, limit=limit, batch=batch, length=length, progress=True)
+        if grow is None:
+            found = shrink(checkpoint, texts, **sizes, limit=limit, batch=batch, length=length, progress=True)
+        else:
+            found = enlarge(checkpoint, texts, **sizes, limit=limit, batch=batch, length=length)
         verdict = compare(checkpoint, found.checkpoint, found.held, batch, length)
         found.checkpoint.save(folder)
-        terminal.show(shown.shrunk(found, verdict), f"\nsaved in {folder}; hd.load({str(folder)!r}) gives it back.")
+        terminal.show(shown.resized(found, verdict), f"\nsaved in {folder}; hd.load({str(folder)!r}) gives it back.")
 
 
 @app.command()
@@ -209,7 +214,7 @@ def _sizes(keep: float | None, qk: int | None, v: int | None, tolerance: float |
     from .rules import Budget, Tolerance
 
     if (keep is not None) + (tolerance is not None) + (qk is not None or v is not None) != 1:
-        raise ValueError("say how small: one of --keep 0.75, --tolerance 0.01, or --qk and --v.")
+        raise ValueError("say how small: one of --keep 0.75, --tolerance 0.01, or --qk and --v; or how much larger: --grow 8.")
     parts = [part.strip() for part in what.split(",")]
     if not parts or set(parts) - {"qk", "v"}:
         raise ValueError(f"--what is {what!r}; give qk, v or qk,v.")
@@ -217,6 +222,16 @@ def _sizes(keep: float | None, qk: int | None, v: int | None, tolerance: float |
         return {"qk": qk, "v": v}
     rule = Tolerance(tolerance) if tolerance is not None else Budget(float(keep or 0), alike)
     return dict.fromkeys(parts, rule)
+
+
+def _larger(grow: int, *others: Any) -> dict[str, Any]:
+    if any(word is not None for word in others):
+        raise ValueError(
+            "--grow makes heads larger; leave out --keep, --tolerance, --qk and --v, and shrink what it wrote afterwards."
+        )
+    if grow < 1:
+        raise ValueError(f"--grow is {grow}; give how many dims each head shall have more, at least 1.")
+    return {"qk": grow}
 
 
 def _rows(rows: str) -> int | None:

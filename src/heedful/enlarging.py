@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,19 @@ from .checkpoint import Checkpoint, load
 from .exact.deciding import Search, line_search
 from .exact.growing import NewDims
 from .growing import Loss, measure_growth, model_loss
-from .huggingface.adopt import Matrices, adopt, matrices, reshape, sizes_of
+from .huggingface.adopt import adopt, matrices, reshape, sizes_of
 from .huggingface.layer import Sizes
 from .huggingface.optimizers import Carrier
 from .inputs import collate, read
 from .learning import split
+from .preserving import WIDEN, Wanted, preserve, zeros_behind
 from .resize import _adopted as adopted
 from .scan import evaluating
 from .statistics.growth import Growth
 from .texts import Item
-from .widening import New, Widener, widen_qk, widen_v
+from .widening import New, Widener
 
 TOKENS = 2  # that growth statistics need for each dim of the model; many more give better steps
-WIDEN = {"qk": widen_qk, "v": widen_v}
-Wanted = Mapping[str, int]  # new dims of each head, by layer
 Choose = Callable[[Widener, str, int], NewDims]
 
 
@@ -99,7 +98,16 @@ def grow(
         raise ValueError("nothing is asked for: give qk or v, how many dims each head shall have more.")
     if texts is None:
         ready = adopted(checkpoint)
-        return Grown(ready, preserve(ready.model, wanted), {}, [])
+        before = _sizes(ready.model, next(iter(wanted.values())))
+        preserve(ready.model, wanted)
+        return Grown(
+            ready,
+            tuple(
+                Enlarged(n, own, now) for (n, own), now in zip(before.items(), _sizes(ready.model, before).values(), strict=True)
+            ),
+            {},
+            [],
+        )
     taught, others = split(checkpoint, texts, held, limit, length)
     ready, loss = adopted(checkpoint), loss or model_loss
     growths = measure_growth(ready, taught, loss, batch=batch, length=length, layers=names).layers
@@ -128,7 +136,7 @@ def enlarge(
         before, searches, told = _sizes(model, names), {}, dict.fromkeys(names, (math.nan, 0.0))
         for what, some in wanted.items():
             ready = {name: _widener(model, name, growths[name]) for name in some}
-            steps = {name: (choose or _best)(one, what, some[name]) for name, one in ready.items()}
+            steps = {name: (choose or _best)(one, what, int(some[name])) for name, one in ready.items()}
             searches[what] = _searched(model, what, ready, steps, loss)
             if searches[what].accepted:
                 told |= {
@@ -136,28 +144,9 @@ def enlarge(
                     for name, size in _sizes_at(steps, searches[what].gamma).items()
                 }
     if carrier is not None:
-        carrier.settle(partial(_zeros_behind, wanted, before))
+        carrier.settle(partial(zeros_behind, wanted, before))
     after = _sizes(model, names)
     return tuple(Enlarged(name, before[name], after[name], *told[name]) for name in names), searches
-
-
-def preserve(model: nn.Module, wanted: Mapping[str, Wanted], optimizer: Optimizer | None = None) -> tuple[Enlarged, ...]:
-    """Grow layers in place without data, and without a change of what the model computes."""
-    names = list(dict.fromkeys(name for some in wanted.values() for name in some))
-    carrier = None if optimizer is None else Carrier(model, optimizer, names)
-    adopt(model, names)
-    before = _sizes(model, names)
-    for what, some in wanted.items():
-        for seed, (name, count) in enumerate(some.items()):
-            found, module = matrices(model, name), model.get_submodule(name)
-            weight, right = (found.q, found.k.shape[1]) if what == "qk" else (found.v, found.o.shape[0])
-            norm = float(weight.double().norm(dim=1).mean()) or 1.0
-            new = New.random(module.sizes.heads, weight.shape[1], right, count, norm, seed)  # type: ignore[union-attr]
-            reshape(model, name, *WIDEN[what](found, module.sizes, _shared(new, module.sizes, what)))  # type: ignore[arg-type]
-    if carrier is not None:
-        carrier.settle(partial(_zeros_behind, wanted, before))
-    after = _sizes(model, names)
-    return tuple(Enlarged(name, before[name], after[name]) for name in names)
 
 
 @torch.no_grad()
@@ -191,16 +180,19 @@ def _searched(
 ) -> Search:
     """Go along the steps of all layers together as far as the loss falls as it should, and leave the model there."""
 
-    def at(size: float) -> float:
+    def go(size: float) -> None:
         sizes = _sizes_at(steps, size)
         for name, one in ready.items():
             own = sizes[name] if what == "v" else sizes[name] / one.scale
             new = New.of(steps[name], own, one.query_rms if what == "qk" else one.value_rms)
             reshape(model, name, *WIDEN[what](one.found, one.sizes, new))
+
+    def loss_at(size: float) -> float:
+        go(size)
         return loss()
 
-    found = line_search(at, math.hypot(*(_worth(step) for step in steps.values())), loss())
-    at(found.gamma)
+    found = line_search(loss_at, math.hypot(*(_worth(step) for step in steps.values())), loss())
+    go(found.gamma)
     return found
 
 
@@ -223,23 +215,6 @@ def _widener(model: nn.Module, name: str, growth: Growth) -> Widener:
 
 def _sizes(model: nn.Module, names: Iterable[str]) -> dict[str, Sizes]:
     return {name: model.get_submodule(name).sizes for name in names}  # type: ignore[misc]
-
-
-def _zeros_behind(wanted: Mapping[str, Wanted], before: Mapping[str, Sizes], name: str, found: Matrices) -> Matrices:
-    """What is known about a layer's parameters, with zeros for their new entries."""
-    sizes = before[name]
-    for what, some in wanted.items():
-        if name in some:
-            left, right = (found.q.shape[1], found.k.shape[1]) if what == "qk" else (found.v.shape[1], found.o.shape[0])
-            zeros = New(torch.zeros(sizes.heads, left + 1, some[name]), torch.zeros(sizes.heads, right, some[name]))
-            found, sizes = WIDEN[what](found, sizes, zeros)
-    return found
-
-
-def _shared(new: New, sizes: Sizes, what: str) -> New:
-    """The same values for query heads that share them."""
-    group = sizes.heads // len(sizes.v)
-    return new if what == "qk" else replace(new, left=new.left[::group].repeat_interleave(group, 0))
 
 
 def _count(what: str, count: int) -> int:

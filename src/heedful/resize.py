@@ -18,9 +18,10 @@ from .findings import Findings
 from .huggingface.adopt import adopt, matrices, sizes_of
 from .huggingface.confirm import confirm
 from .huggingface.layer import Sizes
-from .huggingface.sizes import natives
+from .huggingface.sizes import natives, parted
 from .learning import known, moments, split
 from .plan import Plan, Resize, each
+from .preserving import preserve
 from .rules import Rule, Uniform
 from .scan import evaluating, prepare, run
 from .shortening import Seen, Shortener
@@ -78,18 +79,22 @@ def apply(
 ) -> Checkpoint:
     """A new checkpoint with a plan's sizes; the given one stays as it is.
 
+    Heads that get larger compute what they did; `grow` lets them learn as well.
+
     The dims that are kept are those that do best on the texts, or on the findings of a scan of the same model; without either, those of plain
     truncation of the weights.
     """
     checkpoint = load(model)
     sizes = sizes_of(checkpoint.model)
     plan.check(natives(checkpoint.model), getattr(checkpoint.config, "model_type", None))
-    for name, wanted in plan.layers.items():
+    less, more = parted(plan, sizes)
+    for name, wanted in less.layers.items():
         qk, v = (None if dims is None else max(each(dims, 1)) for dims in (wanted.qk, wanted.v))
         _possible({name: sizes[name]}, qk, v, wanted.pairs)
     adopted = _adopted(checkpoint)
-    ready = _shorteners(adopted, texts, batch, length, plan.layers)
-    change(adopted.model, plan, ready, {}, False)
+    ready = _shorteners(adopted, texts, batch, length, less.layers)
+    change(adopted.model, less, ready, {}, False)
+    preserve(adopted.model, more)
     return adopted
 
 

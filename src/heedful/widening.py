@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import add
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,11 @@ class New:
 
     left: Tensor  # (heads, dim + 1, new)
     right: Tensor  # (heads, dim, new)
+    counts: tuple[int, ...] | None = None  # how many of them each key head gets, the first ones; all where None
+
+    def by_head(self, heads: int) -> tuple[int, ...]:
+        """How many new dims each key head gets."""
+        return self.counts or (self.left.shape[-1],) * heads
 
     @classmethod
     def of(cls, step: NewDims, size: float, rms: float) -> New:
@@ -107,27 +113,30 @@ def widen_qk(found: Matrices, sizes: Sizes, new: New) -> tuple[Matrices, Sizes]:
     >>> after.q.tolist(), sizes.qk
     ([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0], [0.5, 0.5]], (2, 2))
     """
-    group, count = sizes.heads // len(sizes.qk), new.left.shape[-1]
-    q, b_q = _behind(found.q, found.b_q, sizes.queries, new.left)
-    k, b_k = _behind(found.k, found.b_k, sizes.qk, F.pad(new.right[::group], (0, 0, 0, 1)))
-    return replace(found, q=q, k=k, b_q=b_q, b_k=b_k), replace(sizes, qk=tuple(d + count for d in sizes.qk))
+    group, counts = sizes.heads // len(sizes.qk), new.by_head(len(sizes.qk))
+    q, b_q = _behind(found.q, found.b_q, sizes.queries, new.left, counts)
+    k, b_k = _behind(found.k, found.b_k, sizes.qk, F.pad(new.right[::group], (0, 0, 0, 1)), counts)
+    return replace(found, q=q, k=k, b_q=b_q, b_k=b_k), replace(sizes, qk=tuple(map(add, sizes.qk, counts)))
 
 
 def widen_v(found: Matrices, sizes: Sizes, new: New) -> tuple[Matrices, Sizes]:
     """The matrices with new value dims behind those of each head."""
-    group, count = sizes.heads // len(sizes.v), new.left.shape[-1]
-    v, b_v = _behind(found.v, found.b_v, sizes.v, new.left[::group])
-    o, _ = _behind(found.o.mT, None, sizes.values, F.pad(new.right, (0, 0, 0, 1)))
-    return replace(found, v=v, o=o.mT, b_v=b_v), replace(sizes, v=tuple(d + count for d in sizes.v))
+    group, counts = sizes.heads // len(sizes.v), new.by_head(len(sizes.v))
+    v, b_v = _behind(found.v, found.b_v, sizes.v, new.left[::group], counts)
+    o, _ = _behind(found.o.mT, None, sizes.values, F.pad(new.right, (0, 0, 0, 1)), counts)
+    return replace(found, v=v, o=o.mT, b_v=b_v), replace(sizes, v=tuple(map(add, sizes.v, counts)))
 
 
-def _behind(weight: Tensor, bias: Tensor | None, dims: Sequence[int], columns: Tensor) -> tuple[Tensor, Tensor | None]:
+def _behind(
+    weight: Tensor, bias: Tensor | None, dims: Sequence[int], columns: Tensor, counts: Sequence[int]
+) -> tuple[Tensor, Tensor | None]:
     """Rows of heads of `dims`, each head's columns (dim + 1, new) as rows behind its own; the last entry goes to the bias."""
-    made = columns.to(weight.device, weight.dtype)
-    rows = [part for own, new in zip(weight.detach().split(list(dims)), made, strict=True) for part in (own, new[:-1].mT)]
+    made, group = columns.to(weight.device, weight.dtype), len(dims) // len(counts)
+    new = [one[:, : counts[h // group]] for h, one in enumerate(made)]
+    rows = [part for own, more in zip(weight.detach().split(list(dims)), new, strict=True) for part in (own, more[:-1].mT)]
     if bias is None:
         return torch.cat(rows), None
-    entries = [part for own, new in zip(bias.detach().split(list(dims)), made, strict=True) for part in (own, new[-1])]
+    entries = [part for own, more in zip(bias.detach().split(list(dims)), new, strict=True) for part in (own, more[-1])]
     return torch.cat(rows), torch.cat(entries)
 
 

@@ -26,7 +26,7 @@ ORDER = (  # from the inside out: a part may import what stands before it, and i
     ("doctor", "demo", "capturing", "compare", "growing"),
     ("explaining",),
     ("explanations", "explain"),
-    ("learning", "widening"),
+    ("learning", "widening", "preserving"),
     ("resize",),
     ("enlarging",),
     ("benching",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,33 @@ def sizes_after(sizes: Sizes, change: Resize) -> Sizes:
     qk = sizes.qk if change.qk is None else each(change.qk, count)
     v = sizes.v if change.v is None else each(change.v, count)
     return replace(sizes, qk=qk, v=v, pairs=sizes.pairs if change.pairs is None else change.pairs)
+
+
+def parted(plan: Plan, sizes: Mapping[str, Sizes]) -> tuple[Plan, dict[str, dict[str, tuple[int, ...]]]]:
+    """A plan as what gets no larger, and how many dims more each key head gets of q.k and of v.
+
+    >>> less, more = parted(Plan({"a": Resize(qk=6, v=2)}), {"a": Sizes(2, (4, 4), (3, 3))})
+    >>> less.layers["a"], more
+    (Resize(qk=(4, 4), v=2, pairs=None), {'qk': {'a': (2, 2)}})
+    """
+    less, more = {}, {}
+    for name, change in plan.layers.items():
+        own, kept = sizes[name], {}
+        for what, most in (("qk", _kept(own, change)), ("v", own.v)):
+            wanted = getattr(change, what)
+            dims = None if wanted is None else each(wanted, len(most))
+            if dims is not None and any(d > m for d, m in zip(dims, most, strict=True)):
+                kept[what] = tuple(map(min, dims, most))
+                more.setdefault(what, {})[name] = tuple(max(0, d - m) for d, m in zip(dims, most, strict=True))
+        less[name] = replace(change, **kept)
+    return replace(plan, layers=less), more
+
+
+def _kept(own: Sizes, change: Resize) -> tuple[int, ...]:
+    """The most dims of q.k that heads can keep: all, less the frequency pairs that are given up."""
+    if own.pairs is None or change.pairs is None:
+        return own.qk
+    return tuple(d - 2 * (len(had) - len(kept)) for d, had, kept in zip(own.qk, own.pairs, change.pairs, strict=True))
 
 
 def _short(dims: tuple[int, ...]) -> int | tuple[int, ...]:

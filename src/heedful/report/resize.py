@@ -7,8 +7,29 @@ from rich.table import Table
 from rich.text import Text
 
 from ..compare import Comparison
+from ..enlarging import Grown
 from ..resize import Change, Shrunk
 from ..shortening import Lost
+
+
+def resized(found: Shrunk | Grown, verdict: Comparison) -> Group:
+    """What became of a model's layers, and of the model."""
+    return shrunk(found, verdict) if isinstance(found, Shrunk) else grown(found, verdict)
+
+
+def grown(found: Grown, verdict: Comparison) -> Group:
+    """One line for each layer, with what its step was predicted to take off the loss; what it took off on other texts in all."""
+    table = Table(title="dims by key head", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table.add_column("layer")
+    for name in ("q.k", "now", "v", "now", "damping", "loss predicted to fall by"):
+        table.add_column(name, justify="right")
+    for change in found.changes:
+        sizes = [_dims(dims) for dims in (change.before.qk, change.after.qk, change.before.v, change.after.v)]
+        table.add_row(Text(change.layer), *sizes, f"{change.damping:g}", f"{change.predicted:.2g}")
+    told = f"the loss on held-out texts fell by {found.realised:.3g}, by {found.predicted:.3g} was predicted"
+    kept = "no step lowered the loss on held-out texts as predicted: the new dims leave the model as it is, and are ready to train"
+    lines = [told if found.realised > 0 else kept, *verdict.sentences()]
+    return Group(table, "", *(Text(f"- {line}") for line in lines))
 
 
 def shrunk(found: Shrunk, verdict: Comparison) -> Group:
