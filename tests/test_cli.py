@@ -5,9 +5,10 @@ import io
 import json
 
 import pytest
-from models import bert, words
+from models import bert, llama, words
 from typer.testing import CliRunner
 
+from heedful import load
 from heedful.cli import app
 
 

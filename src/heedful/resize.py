@@ -114,10 +114,10 @@ def sizes_by(
 
 def _shorteners(adopted: Checkpoint, texts: Any, batch: int, length: int | None, layers: Iterable[str]) -> dict[str, Shortener]:
     """By what the texts say, or the weights where there are none."""
-    if isinstance(texts, Findings):
-        seen = known(texts)
-    else:
-        seen = {} if texts is None else moments(adopted, items(texts), batch, length)
+    none = {} if texts is None else None
+    seen = (
+        none if none is not None else known(texts) if isinstance(texts, Findings) else moments(adopted, items(texts), batch, length)
+    )
     ready = {}
     for name in layers:
         module: Any = adopted.model.get_submodule(name)

@@ -160,7 +160,6 @@ def _length(signal: Signal, z: Tensor, operator: Operator | None) -> float:
 
 def _idle(signal: Signal, new: int, damping: float) -> Tensor:
     """Left columns along the components of the gradient, each giving numbers of mean square 1."""
-    left, _ = signal.metrics(damping)
     columns, _ = signal.components(signal.descent(signal.whole, damping), damping, new)
     gram = signal.left @ columns
     return columns / (columns * gram).sum(-2, keepdim=True).clamp_min(1e-300).sqrt()
