@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -76,9 +75,8 @@ class Grow(TrainerCallback):
         taught, held = self._drawn(loader, device)
         growths = self._growths(model, taught)
         ready = {name: _widener(model, name, growth) for name, growth in growths.items()}
-        gains, costs = (
-            {name: of(one) for name, one in ready.items()} for of in (partial(_gain, self.new), partial(_cost, self.new))
-        )
+        gains = {name: one.score(self.new) for name, one in ready.items()}
+        costs = {name: _cost(self.new, one) for name, one in ready.items()}
         mean = next(iter(growths.values())).mean_loss
         found = {"grow_gain": max(gains.values()) ** 0.5 / max(mean, 1e-12), "grow_layers": 0}
         chosen = Room(self._room(model), self.least).layers(gains, costs) if found["grow_gain"] >= self.worth else []
@@ -146,10 +144,6 @@ def _widener(model: nn.Module, name: str, growth: Growth) -> Widener:
     module: Any = model.get_submodule(name)
     _, found, sizes = of_layer(model, name)
     return Widener(name, found, sizes, growth, float(getattr(module, "scaling", 1.0)))
-
-
-def _gain(new: int, one: Widener) -> float:
-    return one.score(new)
 
 
 def _cost(new: int, one: Widener) -> int:
