@@ -7,6 +7,7 @@ Run as `python -m benchmarks.resize` (about four minutes); `python -m benchmarks
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import time
@@ -17,8 +18,10 @@ from torch import nn
 from transformers import DynamicCache
 
 import heedful as hd
+from heedful.cutting import change
+from heedful.huggingface.adopt import sizes_of
 from heedful.huggingface.layer import Resized
-from heedful.resize import sizes_by
+from heedful.resize import adopted_copy, choose, shorteners
 from heedful.rules import Budget, Rule
 from heedful.statistics import Moments
 
@@ -28,7 +31,7 @@ from .timing import RESULTS, table, threads, timing_of, write
 
 THREADS = 1
 FIT, SAME, OTHER = "wikitext2/valid.txt", "wikitext2/test.txt", "tinyshakespeare/input.txt"
-SENTENCES, WORDS, CUT = 400, 12, 128
+SENTENCES, TESTED, WORDS, CUT = 400, 200, 12, 128
 PIECE, FITTED, READ = 256, 16, 4  # tokens of a piece of text, pieces fitted to, pieces read
 
 ENCODER: dict[str, dict[str, int | Rule]] = {
@@ -59,7 +62,12 @@ def main() -> None:
         decoding()
         return
     figures: dict[str, Any] = {
-        "setting": {"fitted to": FIT, "sentences": SENTENCES, "tokens of SmolLM2": [FITTED * PIECE, READ * PIECE]}
+        "setting": {
+            "fitted to": FIT,
+            "sentences": SENTENCES,
+            "sentences read": TESTED,
+            "tokens of SmolLM2": [FITTED * PIECE, READ * PIECE],
+        }
     }
     with threads(THREADS):
         figures["MiniLM"] = encoder()
@@ -75,42 +83,64 @@ def sentences(name: str, words: int, count: int) -> list[str]:
     return lines[:count]
 
 
-def cut(model: hd.Checkpoint, findings: Any, sizes: dict[str, Any]) -> hd.Checkpoint:
-    """The model with these sizes, by findings or (None) by its weights alone."""
-    return hd.apply(model, sizes_by(model, findings, **sizes), findings) if sizes else model
+class Cutter:
+    """A model whose layers are looked at once, and cut to many sizes."""
+
+    def __init__(self, model: hd.Checkpoint, texts: Any, length: int | None = None):
+        self.adopted = adopted_copy(model)
+        layers = list(sizes_of(self.adopted.model))
+        found = hd.scan(self.adopted, texts, statistics=(Moments,), length=length)
+        self.ready = {
+            way: shorteners(self.adopted, known, 8, length, layers) for way, known in (("fitted", found), ("plain", None))
+        }
+
+    def __call__(self, way: str, sizes: dict[str, Any]) -> hd.Checkpoint:
+        model = copy.deepcopy(self.adopted.model)
+        if sizes:
+            change(model, choose(self.ready[way], sizes.get("qk"), sizes.get("v")), self.ready[way], {}, False)
+        return hd.Checkpoint(model, self.adopted.processor, self.adopted.name)
+
+
+def even(sizes: dict[str, int | Rule], dims: int) -> dict[str, Any]:
+    """The same share in every head."""
+    return {
+        word: size if isinstance(size, int) else round(dims * size.keep)
+        for word, size in sizes.items()
+        if isinstance(size, int | Budget)
+    }
 
 
 def encoder() -> dict[str, Any]:
     """MiniLM's sentence embeddings."""
     model = minilm()
-    found = hd.scan(model, sentences(FIT, WORDS, SENTENCES), statistics=(Moments,), length=CUT)
-    tests = {"other sentences": sentences(SAME, WORDS, SENTENCES), "another text": sentences(OTHER, 7, 200)}
+    cut = Cutter(model, sentences(FIT, WORDS, SENTENCES), CUT)
+    tests = {"other sentences": sentences(SAME, WORDS, TESTED), "another text": sentences(OTHER, 7, TESTED)}
     rows: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
     for name, sizes in ENCODER.items():
-        rows[name] = {}
-        plain = {
-            word: (size if isinstance(size, int) else round(32 * size.keep))
-            for word, size in sizes.items()
-            if isinstance(size, int | Budget)
-        }
-        for way, small in (("fitted", cut(model, found, sizes)), ("plain", cut(model, None, plain))):
-            for text, lines in tests.items():
-                one = hd.compare(model, small, lines, batch=32, length=CUT)
-                rows[name][f"{way}, {text}"] = {"cosine": round(one.cosine or 0, 4), "neighbours": round(one.neighbours or 0, 3)}
-        print(name, {k: tuple(x.values()) for k, x in rows[name].items()}, flush=True)
+        key = str(even(sizes, 32))
+        plain[key] = plain.get(key) or kept(model, cut("plain", even(sizes, 32)), tests)
+        rows[name] = {"fitted": kept(model, cut("fitted", sizes), tests), "plain": plain[key]}
+        print(name, rows[name], flush=True)
     return rows
+
+
+def kept(model: hd.Checkpoint, small: hd.Checkpoint, tests: dict[str, list[str]]) -> dict[str, Any]:
+    """What stays of the embeddings of each text."""
+    found = {text: hd.compare(model, small, lines, batch=32, length=CUT) for text, lines in tests.items()}
+    return {text: {"cosine": round(one.cosine or 0, 4), "neighbours": round(one.neighbours or 0, 3)} for text, one in found.items()}
 
 
 def decoder() -> dict[str, Any]:
     """SmolLM2's perplexity."""
     model = smollm2()
-    fit, read = (pieces(model, name, count) for name, count in ((FIT, FITTED), (SAME, READ)))
-    found = hd.scan(model, fit, statistics=(Moments,), batch=2)
+    cut, read = Cutter(model, pieces(model, FIT, FITTED)), pieces(model, SAME, READ)
     rows: dict[str, Any] = {}
     for name, sizes in DECODER.items():
+        ways = {"fitted": sizes, "plain": even(sizes, 64)} if sizes else {"fitted": {}}
         rows[name] = {}
-        for way, known in (("fitted", found), ("plain", None)) if sizes else (("fitted", None),):
-            small = cut(model, known, sizes)
+        for way, wanted in ways.items():
+            small = cut(way, wanted)
             rows[name][way] = {"perplexity": round(perplexity(small, read), 3), "bytes of a cached token": cached(small.model)}
         print(name, rows[name], flush=True)
     return rows
@@ -146,7 +176,7 @@ PROMPT, WRITTEN = 1024, 24
 def decoding() -> None:
     """The time of a token of SmolLM2 after a prompt, with half of its dims, all heads alike or each its own."""
     model = smollm2()
-    found = hd.scan(model, pieces(model, FIT, 8), statistics=(Moments,), batch=2)
+    cut = Cutter(model, pieces(model, FIT, 8))
     half: dict[str, dict[str, Any]] = {
         "as it is": {},
         "half of the dims, every head": {"qk": 32, "v": 32},
@@ -154,7 +184,7 @@ def decoding() -> None:
     }
     rows: dict[str, Any] = {}
     with threads(THREADS):
-        ways = {name: cut(model, found, sizes).model for name, sizes in half.items()}
+        ways = {name: cut("fitted", sizes).model for name, sizes in half.items()}
         ids = torch.tensor(pieces(model, SAME, PROMPT // PIECE)).view(1, -1)
         caches = {name: DynamicCache(config=one.config) for name, one in ways.items()}  # type: ignore[arg-type]
         seconds: dict[str, list[float]] = {name: [] for name in ways}

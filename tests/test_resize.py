@@ -125,8 +125,19 @@ def test_sizes_that_cannot_be_are_refused(given, said):
 
 
 def test_odd_sizes_of_rotary_heads_are_refused():
-    with pytest.raises(ValueError, match="turn in 4 frequency pairs; give an even number up to 8"):
-        hd.shrink(llama(), TEXTS, qk=3)
+    for ask in (
+        lambda: hd.shrink(llama(), TEXTS, qk=3),
+        lambda: hd.apply(llama(), hd.Plan({"model.layers.0.self_attn": hd.Resize(qk=(4, 3))})),
+    ):
+        with pytest.raises(ValueError, match="turn in 4 frequency pairs; give an even number up to 8"):
+            ask()
+
+
+def test_resized_models_are_not_taken_apart_wrongly():
+    from heedful.huggingface.blocks import Undecomposable, blocks
+
+    with pytest.raises(Undecomposable, match=r"model.layers.0.self_attn of this LlamaForCausalLM was resized"):
+        blocks(hd.shrink(llama(), TEXTS, qk=4).checkpoint.model)
 
 
 def test_too_few_texts_say_how_many_tokens_are_needed():

@@ -23,7 +23,7 @@ from .huggingface.optimizers import Carrier
 from .inputs import collate, read
 from .learning import split
 from .preserving import WIDEN, Wanted, preserve, zeros_behind
-from .resize import _adopted as adopted
+from .resize import adopted_copy as adopted
 from .scan import evaluating
 from .statistics.growth import Growth
 from .texts import Item

@@ -65,7 +65,7 @@ def shrink(
         raise ValueError("nothing is asked for: give qk or v, a size or a rule such as hd.rules.Budget(0.75).")
     _possible(sizes_of(checkpoint.model), qk, v)
     taught, others = split(checkpoint, texts, held, limit, length)
-    adopted = _adopted(checkpoint)
+    adopted = adopted_copy(checkpoint)
     seen = moments(adopted, taught, batch, length, progress)
     beyond = moments(adopted, others, batch, length, progress, least=1)
     ready = {name: _shortener(adopted.model, name, Seen.of(found)) for name, found in seen.items()}
@@ -89,10 +89,12 @@ def apply(
     plan.check(natives(checkpoint.model), getattr(checkpoint.config, "model_type", None))
     less, more = parted(plan, sizes)
     for name, wanted in less.layers.items():
-        qk, v = (None if dims is None else max(each(dims, 1)) for dims in (wanted.qk, wanted.v))
-        _possible({name: sizes[name]}, qk, v, wanted.pairs)
-    adopted = _adopted(checkpoint)
-    ready = _shorteners(adopted, texts, batch, length, less.layers)
+        for dims in set() if wanted.qk is None else set(each(wanted.qk, 1)):
+            _possible({name: sizes[name]}, dims, None, wanted.pairs)
+        for dims in set() if wanted.v is None else set(each(wanted.v, 1)):
+            _possible({name: sizes[name]}, None, dims)
+    adopted = adopted_copy(checkpoint)
+    ready = shorteners(adopted, texts, batch, length, less.layers)
     change(adopted.model, less, ready, {}, False)
     preserve(adopted.model, more)
     return adopted
@@ -108,16 +110,15 @@ def sizes_by(
     """The plan that rules make of the texts, or of the findings of a scan, or of the weights alone (None); nothing is changed yet."""
     checkpoint = load(model)
     _possible(sizes_of(checkpoint.model), qk, v)
-    adopted = _adopted(checkpoint)
-    return choose(_shorteners(adopted, texts, 8, length, sizes_of(adopted.model)), qk, v)
+    adopted = adopted_copy(checkpoint)
+    return choose(shorteners(adopted, texts, 8, length, sizes_of(adopted.model)), qk, v)
 
 
-def _shorteners(adopted: Checkpoint, texts: Any, batch: int, length: int | None, layers: Iterable[str]) -> dict[str, Shortener]:
-    """By what the texts say, or the weights where there are none."""
-    none = {} if texts is None else None
-    seen = (
-        none if none is not None else known(texts) if isinstance(texts, Findings) else moments(adopted, items(texts), batch, length)
-    )
+def shorteners(adopted: Checkpoint, texts: Any, batch: int, length: int | None, layers: Iterable[str]) -> dict[str, Shortener]:
+    """What can be asked of the layers of an adopted model, by what the texts (or findings) say, or by its weights where there are none."""
+    seen = {}
+    if texts is not None:
+        seen = known(texts) if isinstance(texts, Findings) else moments(adopted, items(texts), batch, length)
     ready = {}
     for name in layers:
         module: Any = adopted.model.get_submodule(name)
@@ -158,7 +159,7 @@ def _shortener(model: nn.Module, name: str, seen: Seen) -> Shortener:
     return Shortener(name, matrices(model, name), module.sizes, seen, float(module.scaling))
 
 
-def _adopted(checkpoint: Checkpoint) -> Checkpoint:
+def adopted_copy(checkpoint: Checkpoint) -> Checkpoint:
     """A copy whose layers have free sizes, confirmed to compute what the model computes."""
     model = copy.deepcopy(checkpoint.model)
     adopt(model)

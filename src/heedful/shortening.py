@@ -138,11 +138,18 @@ class Shortener:
         return [value_factors(self._outputs(head, self.centre), self._mixing(head)) for head in range(len(self.sizes.v))]
 
     def qk_ladders(self) -> list[Ladder]:
-        """What the dims of q.k are worth: the variance of the scaled logits that each brings, over heads."""
-        square = self.scale**2
-        turning = [Ladder(self.name, h, tuple((square * p.loss).tolist()), 2) for h, p in enumerate(self.pairs)]
-        staying = [Ladder(self.name, h, tuple((square * f.loss).tolist())) for h, f in enumerate(self.free) if len(f.loss)]
-        return turning + staying
+        """What the dims of q.k are worth: the variance of the scaled logits that each brings, over heads.
+
+        Beside other heads it counts less where a head's logits are large, by their standard deviation: between the absolute error, which
+        spends too much on sharp heads, and the relative one (measured on MiniLM: cosine .9835 absolute, .9875 so, .9877 nearly relative).
+        """
+        found = []
+        for head, factors in enumerate(self.free):
+            parts = [(self.pairs[head].loss, 2)] if self.sizes.pairs is not None else []
+            parts += [(factors.loss, 1)] if len(factors.loss) else []
+            deviation = max(float(sum(loss.sum() for loss, _ in parts)), 1e-30) ** 0.5
+            found += [Ladder(self.name, head, tuple((self.scale * loss / deviation).tolist()), cost) for loss, cost in parts]
+        return found
 
     def v_ladders(self) -> list[Ladder]:
         """What the dims of v are worth: the share of the layer's output that each brings."""

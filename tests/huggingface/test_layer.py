@@ -215,3 +215,17 @@ def test_some_layers_alone_may_be_adopted():
     model = BY_NAME["bert"].build("sdpa")
     assert list(adopt(model, ["encoder.layer.1.attention.self"])) == ["encoder.layer.1.attention.self"]
     assert not isinstance(model.encoder.layer[0].attention.self, Resized)
+
+
+@pytest.mark.parametrize(
+    "name, settings", [("bert", {"is_decoder": True, "add_cross_attention": True}), ("gpt2", {"add_cross_attention": True})]
+)
+def test_cross_attention_in_decoders_is_adopted_too(name, settings):
+    model = BY_NAME[name].build("sdpa", **settings).double()
+    other = adopted(model)
+    assert len(sizes_of(other)) == 4
+    states, mask = torch.randn(2, 5, 32).double(), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    given = {"input_ids": torch.arange(3, 17).view(2, 7), "encoder_hidden_states": states, "encoder_attention_mask": mask}
+    torch.testing.assert_close(answer(other, given), answer(model, given), atol=1e-10, rtol=0)
+    zeroed, cut = smaller(model)
+    torch.testing.assert_close(answer(zeroed, given), answer(cut, given), atol=1e-10, rtol=0)

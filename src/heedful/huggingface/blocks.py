@@ -10,6 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..exact.block import Block, Heads, Mlp, Norm
 from .families import FAMILIES, Family, Place
+from .layer import Resized
 from .swap import swapped
 
 ACTIVATIONS = {  # by their names in configurations
@@ -45,6 +46,9 @@ def blocks(model: nn.Module) -> tuple[Block, ...]:
         raise Undecomposable(
             f"{name} of this {type(model).__name__} attends by {mechanism!r}, which is no fixed average of values; unswap(model) first."
         )
+    resized = [name for name, module in model.named_modules() if isinstance(module, Resized)]
+    if resized:
+        raise Undecomposable(f"{resized[0]} of this {type(model).__name__} was resized; take the model apart as it was before.")
     layers = _module(body, family.blocks, type(model).__name__)
     return tuple(_block(f"{prefix}{family.blocks}.{i}", layer, family, model.config) for i, layer in enumerate(layers))  # type: ignore[arg-type]
 

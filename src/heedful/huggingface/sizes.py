@@ -34,7 +34,9 @@ def plan_of(model: Any) -> Plan | None:
     if not resized:
         return None
     layers = {name: Resize(_short(m.sizes.qk), _short(m.sizes.v), m.sizes.pairs) for name, m in resized.items()}
-    return Plan(layers, natives(model), getattr(getattr(model, "config", None), "model_type", None))
+    return Plan(
+        layers, {name: native_of(m) for name, m in resized.items()}, getattr(getattr(model, "config", None), "model_type", None)
+    )
 
 
 def sizes_after(sizes: Sizes, change: Resize) -> Sizes:
