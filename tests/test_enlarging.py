@@ -93,6 +93,46 @@ def test_both_kinds_of_dims_grow_one_after_the_other():
     assert sizes["model.layers.0.self_attn"].qk == (8, 8)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "opt", "gpt_neox"])
+def test_a_new_head_lowers_the_loss_trains_and_comes_back(name, tmp_path):
+    torch.manual_seed(0)
+    model = hd.Checkpoint(BY_NAME[name].build(), llama().processor)
+    rows = [[(start + i) % 50 + 5 for i in range(30)] for start in range(0, 60, 5)]
+    grown = hd.grow(model, rows, heads=1, held=rows[::3])
+    assert grown.searches["heads"].accepted
+    larger = grown.checkpoint.model
+    assert all(own.heads == len(own.qk) == 5 for own in sizes_of(larger).values())
+    grown.checkpoint.save(tmp_path / "larger")
+    ids = torch.tensor(rows[:2])
+    assert torch.equal(hd.load(tmp_path / "larger").model(ids).logits, larger(ids).logits)
+    written = larger.generate(ids[:, :5], max_new_tokens=4, do_sample=False)
+    assert torch.equal(written, larger.generate(ids[:, :5], max_new_tokens=4, do_sample=False, use_cache=False))
+
+
+def test_a_head_whose_step_is_not_taken_changes_nothing_and_carries_the_optimiser():
+    model = BY_NAME["gpt2"].build()
+    ids = torch.tensor([[(start + i) % 50 + 5 for i in range(30)] for start in range(0, 60, 5)])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
+    model(ids, labels=ids).loss.backward()
+    optimizer.step()
+    growths = measure_growth(model, ids.tolist()).layers
+    before = model(ids).logits
+    losses = iter([1.0, *[2.0] * 9])
+    changes, searches = enlarge(model, growths, {"heads": dict.fromkeys(growths, 1)}, lambda: next(losses), optimizer)
+    assert not searches["heads"].accepted
+    assert all(change.after.heads == 5 for change in changes)
+    torch.testing.assert_close(model(ids).logits, before, rtol=1e-4, atol=1e-4)
+    assert all(p.shape == x.shape for p, held in optimizer.state.items() for x in held.values() if getattr(x, "ndim", 0))
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name, said", [("llama", "share 2 key heads"), ("t5", "learned bias")])
+def test_heads_that_are_not_free_are_not_added(name, said):
+    model = BY_NAME[name].build()
+    with pytest.raises(ValueError, match=said):
+        enlarge(model, {}, {"heads": dict.fromkeys(sizes_of(model), 1)}, lambda: 1.0)
+
+
 def test_a_step_that_does_not_bring_what_it_should_is_not_taken():
     model = sharp_llama()
     growths = measure_growth(model, TEXTS).layers
@@ -212,6 +252,7 @@ def test_an_encoder_without_a_loss_says_what_to_give():
     [
         ({}, "nothing is asked for"),
         ({"qk": -1}, "at least 1"),
+        ({"heads": 1}, "by texts"),
         ({"qk": 2, "texts": [words(4), words(5)]}, "too few"),
         ({"qk": 2, "layers": ["nowhere"]}, "nowhere"),
         ({"qk": 2, "texts": TEXTS[:1]}, "at least 2"),

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import exact, mechanisms, ops, rules, statistics
+    from . import exact, mechanisms, ops, rules, statistics, training
     from .attention import Capture, Mask, Mechanism, Unsupported
     from .bench import bench
     from .benching.result import Bench
@@ -48,7 +48,7 @@ _PLACES = {  # the public names by verb, and where each lives; imported when fir
     "resize": {"resize": ("apply", "shrink"), "enlarging": ("grow",), "plan": ("Plan", "Resize"), "compare": ("compare",)},
     "look and change": {"huggingface": ("Unreachable", "cache", "swap", "unswap", "watching", "watching_sdpa")},
 }
-_MODULES = ("exact", "mechanisms", "ops", "rules", "statistics")
+_MODULES = ("exact", "mechanisms", "ops", "rules", "statistics", "training")
 _HOME = {name: module for places in _PLACES.values() for module, names in places.items() for name in names}
 
 __all__ = [
@@ -84,6 +84,7 @@ __all__ = [
     "shrink",
     "statistics",
     "swap",
+    "training",
     "unswap",
     "watching",
     "watching_sdpa",

@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 
 from .checkpoint import Checkpoint, load
 from .exact.deciding import Search, line_search
-from .exact.growing import NewDims
+from .exact.growing import NewDims, NewHead
 from .growing import Loss, measure_growth, model_loss
-from .huggingface.adopt import adopt, matrices, reshape, sizes_of
+from .huggingface.adopt import Matrices, adopt, matrices, of_layer, reshape, sizes_of
 from .huggingface.layer import Sizes
 from .huggingface.optimizers import Carrier
 from .inputs import collate, read
@@ -27,7 +27,7 @@ from .resize import adopted_copy as adopted
 from .scan import evaluating
 from .statistics.growth import Growth
 from .texts import Item
-from .widening import New, Widener
+from .widening import New, Widener, widen_heads
 
 TOKENS = 2  # that growth statistics need for each dim of the model; many more give better steps
 Choose = Callable[[Widener, str, int], NewDims]
@@ -69,6 +69,7 @@ def grow(
     texts: Any = None,
     qk: int = 0,
     v: int = 0,
+    heads: int = 0,
     loss: Loss | None = None,
     held: Any = None,
     layers: Iterable[str] | None = None,
@@ -76,7 +77,7 @@ def grow(
     batch: int = 8,
     length: int | None = None,
 ) -> Grown:
-    """A copy of the model with `qk` more dims of q.k and `v` more of v in every head of the layers.
+    """A copy of the model with `qk` more dims of q.k and `v` more of v in every head of the layers, or with one more head (`heads=1`).
 
     The new dims take the step that the loss on the texts asks for, as far as texts that are held out (`held`, or every fifth) gain by
     it; where they gain less than a quarter of what was predicted, and always without texts, the model computes what it did.
@@ -93,9 +94,17 @@ def grow(
     True
     """
     checkpoint, names = load(model), None if layers is None else list(layers)
-    wanted = {what: dict.fromkeys(sizes_of(checkpoint.model, names), _count(what, n)) for what, n in (("qk", qk), ("v", v)) if n}
+    wanted = {
+        what: dict.fromkeys(sizes_of(checkpoint.model, names), _count(what, n))
+        for what, n in (("qk", qk), ("v", v), ("heads", heads))
+        if n
+    }
     if not wanted:
-        raise ValueError("nothing is asked for: give qk or v, how many dims each head shall have more.")
+        raise ValueError("nothing is asked for: give qk or v, how many dims each head shall have more, or heads=1.")
+    if heads > 1 or (heads and (qk or v or texts is None)):
+        raise ValueError(
+            "one head is added at a time, by texts, and alone: hd.grow(model, texts, heads=1); call it again for more."
+        )
     if texts is None:
         ready = adopted(checkpoint)
         before = _sizes(ready.model, next(iter(wanted.values())))
@@ -129,20 +138,20 @@ def enlarge(
 
     `choose` gives the step of one layer; the best one unless said otherwise. An optimiser takes over the new parameters.
     """
-    names = list(dict.fromkeys(name for some in wanted.values() for name in some))
+    names, choose = list(dict.fromkeys(name for some in wanted.values() for name in some)), choose or _best
+    for name in wanted.get("heads", ()):
+        _takes_heads(model, name)
     with evaluating(model):
         carrier = None if optimizer is None else Carrier(model, optimizer, names)
         adopt(model, names)
         before, searches, told = _sizes(model, names), {}, dict.fromkeys(names, (math.nan, 0.0))
         for what, some in wanted.items():
             ready = {name: _widener(model, name, growths[name]) for name in some}
-            steps = {name: (choose or _best)(one, what, int(some[name])) for name, one in ready.items()}
-            searches[what] = _searched(model, what, ready, steps, loss)
+            ways = _ways(ready, what, some, choose)
+            searches[what] = _searched(model, ways, loss)
             if searches[what].accepted:
-                told |= {
-                    name: (steps[name].damping, told[name][1] + size * _worth(steps[name]))
-                    for name, size in _sizes_at(steps, searches[what].gamma).items()
-                }
+                for name, size in _sizes_at(ways, searches[what].gamma).items():
+                    told[name] = ways[name].step.damping, told[name][1] + size * _worth(ways[name].step)
     if carrier is not None:
         carrier.settle(partial(zeros_behind, wanted, before))
     after = _sizes(model, names)
@@ -171,35 +180,72 @@ def enough(growths: Mapping[str, Growth]) -> None:
             )
 
 
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """A layer's step, and its matrices and sizes so far along it."""
+
+    step: NewDims
+    at: Callable[[float], tuple[Matrices, Sizes]]
+
+
+def _takes_heads(model: nn.Module, name: str) -> None:
+    """Refuse heads where they are not free to be more."""
+    places, _, sizes = of_layer(model, name)
+    if len(sizes.qk) != sizes.heads:
+        raise ValueError(
+            f"{sizes.heads} query heads of {name} share {len(sizes.qk)} key heads; heads are added to layers where each has its own."
+        )
+    if places.biased:
+        raise ValueError(f"{name} adds a learned bias by head, which a new head would lack; grow qk or v.")
+
+
 def _best(one: Widener, what: str, count: int) -> NewDims:
     return one.qk(count) if what == "qk" else one.v(count)
 
 
-def _searched(
-    model: nn.Module, what: str, ready: Mapping[str, Widener], steps: Mapping[str, NewDims], loss: Callable[[], float]
-) -> Search:
+def _ways(ready: Mapping[str, Widener], what: str, some: Wanted, choose: Choose) -> dict[str, _Way]:
+    """The step of each layer, and how its matrices become larger along it."""
+    found = {}
+    for name, one in ready.items():
+        if what == "heads":
+            head = one.head(one.sizes.v[-1])
+            found[name] = _Way(head.dims, partial(_with_head, one, head))
+        else:
+            step = choose(one, what, int(some[name]))
+            found[name] = _Way(step, partial(_with_dims, one, what, step))
+    return found
+
+
+def _with_dims(one: Widener, what: str, step: NewDims, size: float) -> tuple[Matrices, Sizes]:
+    own, rms = (size / one.scale, one.query_rms) if what == "qk" else (size, one.value_rms)
+    return WIDEN[what](one.found, one.sizes, New.of(step, own, rms))
+
+
+def _with_head(one: Widener, head: NewHead, size: float) -> tuple[Matrices, Sizes]:
+    like = None if head.pattern == "uniform" else int(head.pattern.removeprefix("copy") or 0)
+    return widen_heads(one.found, one.sizes, New.of(head.dims, size, one.value_rms), like)
+
+
+def _searched(model: nn.Module, ways: Mapping[str, _Way], loss: Callable[[], float]) -> Search:
     """Go along the steps of all layers together as far as the loss falls as it should, and leave the model there."""
 
     def go(size: float) -> None:
-        sizes = _sizes_at(steps, size)
-        for name, one in ready.items():
-            own = sizes[name] if what == "v" else sizes[name] / one.scale
-            new = New.of(steps[name], own, one.query_rms if what == "qk" else one.value_rms)
-            reshape(model, name, *WIDEN[what](one.found, one.sizes, new))
+        for name, own in _sizes_at(ways, size).items():
+            reshape(model, name, *ways[name].at(own))
 
     def loss_at(size: float) -> float:
         go(size)
         return loss()
 
-    found = line_search(loss_at, math.hypot(*(_worth(step) for step in steps.values())), loss())
+    found = line_search(loss_at, math.hypot(*(_worth(way.step) for way in ways.values())), loss())
     go(found.gamma)
     return found
 
 
-def _sizes_at(steps: Mapping[str, NewDims], size: float) -> dict[str, float]:
+def _sizes_at(ways: Mapping[str, _Way], size: float) -> dict[str, float]:
     """How far each layer goes: along the joint slope, which is steepest where every layer's own step has length 1."""
-    whole = math.hypot(*(_worth(step) for step in steps.values()))
-    return {name: size * _worth(step) / whole if whole > 0 else 0.0 for name, step in steps.items()}
+    whole = math.hypot(*(_worth(way.step) for way in ways.values()))
+    return {name: size * _worth(way.step) / whole if whole > 0 else 0.0 for name, way in ways.items()}
 
 
 def _worth(step: NewDims) -> float:

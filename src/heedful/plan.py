@@ -20,12 +20,18 @@ Dims = int | tuple[int, ...] | None
 class Resize:
     """New sizes of a layer: dims of q.k and of v, one number for all key heads or one for each; None leaves them.
 
-    `pairs` names the frequency pairs that each key head of a rotary layer keeps; where it is left out, the data choose.
+    `pairs` names the frequency pairs that each key head of a rotary layer keeps; where it is left out, the data choose. `heads` is how
+    many query heads there are, where some were added behind those that were.
     """
 
     qk: Dims = None
     v: Dims = None
     pairs: tuple[tuple[int, ...], ...] | None = None
+    heads: int | None = None
+
+    def key_heads(self, native: Native) -> int:
+        """How many key heads a layer has then."""
+        return native.key_heads if self.heads is None else self.heads * native.key_heads // native.heads
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class Plan:
                 former.qk if change.qk is None else change.qk,
                 former.v if change.v is None else change.v,
                 former.pairs if change.pairs is None else change.pairs,
+                former.heads if change.heads is None else change.heads,
             )
         return Plan(merged, {**later.natives, **self.natives}, self.model or later.model)
 
@@ -125,14 +132,17 @@ def each(dims: int | tuple[int, ...], heads: int) -> tuple[int, ...]:
 
 
 def _possible(name: str, change: Resize, native: Native) -> None:
+    group, count = native.heads // native.key_heads, change.key_heads(native)
+    if change.heads is not None and (change.heads < native.heads or change.heads % group):
+        raise ValueError(
+            f"{name}: heads is {change.heads}; it had {native.heads}, {group} to a key head: give that or more, by {group}."
+        )
     for word, dims in (("qk", change.qk), ("v", change.v)):
         if dims is None:
             continue
-        if not isinstance(dims, int) and len(dims) != native.key_heads:
-            raise ValueError(
-                f"{name}: {word} has {len(dims)} sizes, but there are {native.key_heads} key heads; give one number for each."
-            )
-        wrong = [d for d in each(dims, native.key_heads) if isinstance(d, bool) or not isinstance(d, int) or d < 1]
+        if not isinstance(dims, int) and len(dims) != count:
+            raise ValueError(f"{name}: {word} has {len(dims)} sizes, but there are {count} key heads; give one number for each.")
+        wrong = [d for d in each(dims, count) if isinstance(d, bool) or not isinstance(d, int) or d < 1]
         if wrong:
             raise ValueError(f"{name}: {word} is {wrong[0]!r}; a head has at least 1 dim.")
     if change.pairs is not None:
@@ -141,9 +151,9 @@ def _possible(name: str, change: Resize, native: Native) -> None:
 
 def _possible_pairs(name: str, change: Resize, native: Native) -> None:
     pairs = change.pairs or ()
-    if native.pairs is None or len(pairs) != native.key_heads:
+    if native.pairs is None or len(pairs) != change.key_heads(native):
         raise ValueError(f"{name}: pairs are given for {len(pairs)} heads; a rotary layer needs them for each of its key heads.")
-    for kept, dims in zip(pairs, each(change.qk or native.qk, native.key_heads), strict=True):
+    for kept, dims in zip(pairs, each(change.qk or native.qk, change.key_heads(native)), strict=True):
         if list(kept) != sorted(set(kept)) or not all(0 <= p < native.pairs for p in kept) or 2 * len(kept) > dims:
             raise ValueError(
                 f"{name}: pairs {list(kept)} of a head with {dims} dims; each pair takes 2 of them and is one of 0 to {native.pairs - 1}, "
@@ -152,11 +162,16 @@ def _possible_pairs(name: str, change: Resize, native: Native) -> None:
 
 
 def _resize(name: str, data: dict[str, Any]) -> Resize:
-    unknown = sorted(data.keys() - {"qk", "v", "pairs"})
+    unknown = sorted(data.keys() - {"qk", "v", "pairs", "heads"})
     if unknown:
-        raise ValueError(f"{name} has {unknown[0]!r} in its resize; known are qk, v and pairs.")
+        raise ValueError(f"{name} has {unknown[0]!r} in its resize; known are qk, v, pairs and heads.")
     pairs = data.get("pairs")
-    return Resize(_dims(data.get("qk")), _dims(data.get("v")), None if pairs is None else tuple(tuple(kept) for kept in pairs))
+    return Resize(
+        _dims(data.get("qk")),
+        _dims(data.get("v")),
+        None if pairs is None else tuple(tuple(kept) for kept in pairs),
+        data.get("heads"),
+    )
 
 
 def _dims(value: Any) -> Dims:

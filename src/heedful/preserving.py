@@ -15,7 +15,7 @@ from .huggingface.adopt import Matrices, adopt, matrices, reshape
 from .huggingface.layer import Sizes
 from .huggingface.optimizers import Carrier
 from .plan import each
-from .widening import New, widen_qk, widen_v
+from .widening import New, widen_heads, widen_qk, widen_v
 
 WIDEN = {"qk": widen_qk, "v": widen_v}
 Wanted = Mapping[str, Any]  # by layer, new dims of every head, or of each key head
@@ -49,11 +49,24 @@ def zeros_behind(wanted: Mapping[str, Wanted], before: Mapping[str, Sizes], name
     """What is known about a layer's parameters, with zeros for their new entries."""
     sizes = before[name]
     for what, some in wanted.items():
-        if name in some:
+        if name in some and what == "heads":
+            found, sizes = _head_of_zeros(found, sizes)
+        elif name in some:
             new = _made(found, sizes, what, some[name], 0)
             zeros = replace(new, left=torch.zeros_like(new.left), right=torch.zeros_like(new.right))
             found, sizes = WIDEN[what](found, sizes, zeros)
     return found
+
+
+def _head_of_zeros(found: Matrices, sizes: Sizes) -> tuple[Matrices, Sizes]:
+    width = sizes.v[-1]
+    zeros = New(torch.zeros(1, found.v.shape[1] + 1, width), torch.zeros(1, found.o.shape[0], width))
+    larger, after = widen_heads(found, sizes, zeros)
+    k, b_k, dims = larger.k.clone(), None if larger.b_k is None else larger.b_k.clone(), after.qk[-1]
+    for one in (k, b_k):
+        if one is not None:
+            one[-dims:] = 0
+    return replace(larger, k=k, b_k=b_k), after
 
 
 def _made(found: Matrices, sizes: Sizes, what: str, count: int | tuple[int, ...], seed: int) -> New:

@@ -74,7 +74,8 @@ def as_stock(model: Any) -> Any:
         return model
     dims = {d for module in resized.values() for d in (*module.sizes.qk, *module.sizes.v)}
     settings = {module.places.size for module in resized.values()}
-    if len(dims) > 1 or len(settings) > 1 or None in settings or resized.keys() != attention_modules(model).keys():
+    more = any(module.sizes.heads != module.first.heads for module in resized.values())
+    if more or len(dims) > 1 or len(settings) > 1 or None in settings or resized.keys() != attention_modules(model).keys():
         return None
     config = copy.deepcopy(_config(model))
     setattr(config, str(settings.pop()), dims.pop())

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .exact.deciding import growth_score
-from .exact.growing import DAMPINGS, NewDims, grow_dk, grow_dv
+from .exact.growing import DAMPINGS, NewDims, NewHead, add_head, grow_dk, grow_dv
 from .exact.operators import Operator
 from .exact.signal import Signal
 from .huggingface.adopt import Matrices
@@ -83,6 +83,13 @@ class Widener:
         """The step of new value dims."""
         return _padded(grow_dv(self.values, new, dampings), self.found.b_v is not None)
 
+    def head(self, width: int, dampings: tuple[float, ...] = DAMPINGS) -> NewHead:
+        """The step of one new head: of uniform attention, or a copy of the head whose pattern gains most."""
+        there = self.found.b_v is not None
+        patterns = {"uniform": self.growth.patterns()["uniform"], "copy": self.growth.values()}
+        found = add_head({name: _biased(signal, there) for name, signal in patterns.items()}, width, dampings)
+        return replace(found, dims=_padded(found.dims, there))
+
     def score(self, new: int) -> float:
         """What the best new key dims gain beyond what the present ones can do: squared, to first order, over heads."""
         w_q = _columns(self.found.q, self.found.b_q, self.sizes.queries).to(self.keys.left)
@@ -125,6 +132,26 @@ def widen_v(found: Matrices, sizes: Sizes, new: New) -> tuple[Matrices, Sizes]:
     v, b_v = _behind(found.v, found.b_v, sizes.v, new.left[::group], counts)
     o, _ = _behind(found.o.mT, None, sizes.values, F.pad(new.right, (0, 0, 0, 1)), counts)
     return replace(found, v=v, o=o.mT, b_v=b_v), replace(sizes, v=tuple(map(add, sizes.v, counts)))
+
+
+def widen_heads(found: Matrices, sizes: Sizes, new: New, like: int | None = None) -> tuple[Matrices, Sizes]:
+    """The matrices with one head behind the others: it attends as head `like` does, or uniformly, and mixes by the new v and W_O."""
+    rows, keys = sum(sizes.queries[:like]), sum(sizes.qk[:like])
+    dims = sizes.qk[0 if like is None else like]
+    own, key = slice(rows, rows + dims), slice(keys, keys + dims)
+    made = {"v": new.left[0, :-1].mT, "o": new.right[0], "b_v": new.left[0, -1]}
+    made |= {"q": found.q[own] * (like is not None), "k": found.k[key]}
+    made |= {
+        name: None if b is None else b[part] * (like is not None)
+        for name, b, part in (("b_q", found.b_q, own), ("b_k", found.b_k, key))
+    }
+    changed = {}
+    for name, more in made.items():
+        was = getattr(found, name)
+        changed[name] = was if was is None else torch.cat([was.detach(), more.detach().to(was)], 1 if name == "o" else 0)
+    pairs = None if sizes.pairs is None else (*sizes.pairs, sizes.pairs[0 if like is None else like])
+    grown = replace(sizes, heads=sizes.heads + 1, qk=(*sizes.qk, dims), v=(*sizes.v, new.left.shape[-1]), pairs=pairs)
+    return replace(found, **changed), grown
 
 
 def _behind(

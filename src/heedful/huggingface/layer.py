@@ -109,6 +109,9 @@ class Resized(nn.Module):
     def fit(self, sizes: Sizes) -> None:
         """Read the projections as heads of these sizes from now on."""
         self.sizes, self.qk_head_dim = sizes, max(sizes.qk)
+        for word in ("num_heads", "num_attention_heads", "n_heads"):
+            if word in self.__dict__:
+                setattr(self, word, sizes.heads)
         ragged = {"q": sizes.queries, "k": sizes.qk, "v": sizes.v, "o": sizes.values}
         self.ragged = nn.ModuleDict({name: Ragged(each) for name, each in ragged.items()})
         if sizes.pairs is not None and sizes.query_pairs is not None:

@@ -33,7 +33,7 @@ def plan_of(model: Any) -> Plan | None:
     resized = {name: module for name, module in model.named_modules() if isinstance(module, Resized)}
     if not resized:
         return None
-    layers = {name: Resize(_short(m.sizes.qk), _short(m.sizes.v), m.sizes.pairs) for name, m in resized.items()}
+    layers = {name: Resize(_short(m.sizes.qk), _short(m.sizes.v), m.sizes.pairs, _more(m)) for name, m in resized.items()}
     return Plan(
         layers, {name: native_of(m) for name, m in resized.items()}, getattr(getattr(model, "config", None), "model_type", None)
     )
@@ -41,10 +41,11 @@ def plan_of(model: Any) -> Plan | None:
 
 def sizes_after(sizes: Sizes, change: Resize) -> Sizes:
     """The sizes of a layer once a change with named pairs is made."""
-    count = len(sizes.qk)
+    heads = sizes.heads if change.heads is None else change.heads
+    count = len(sizes.qk) * heads // sizes.heads
     qk = sizes.qk if change.qk is None else each(change.qk, count)
     v = sizes.v if change.v is None else each(change.v, count)
-    return replace(sizes, qk=qk, v=v, pairs=sizes.pairs if change.pairs is None else change.pairs)
+    return replace(sizes, heads=heads, qk=qk, v=v, pairs=sizes.pairs if change.pairs is None else change.pairs)
 
 
 def parted(plan: Plan, sizes: Mapping[str, Sizes]) -> tuple[Plan, dict[str, dict[str, tuple[int, ...]]]]:
@@ -52,11 +53,15 @@ def parted(plan: Plan, sizes: Mapping[str, Sizes]) -> tuple[Plan, dict[str, dict
 
     >>> less, more = parted(Plan({"a": Resize(qk=6, v=2)}), {"a": Sizes(2, (4, 4), (3, 3))})
     >>> less.layers["a"], more
-    (Resize(qk=(4, 4), v=2, pairs=None), {'qk': {'a': (2, 2)}})
+    (Resize(qk=(4, 4), v=2, pairs=None, heads=None), {'qk': {'a': (2, 2)}})
     """
     less, more = {}, {}
     for name, change in plan.layers.items():
         own, kept = sizes[name], {}
+        if change.heads is not None and change.heads != own.heads:
+            raise ValueError(
+                f"{name}: the plan has {change.heads} heads, the model {own.heads}; heads are added by hd.grow(model, texts, heads=...)."
+            )
         for what, most in (("qk", _kept(own, change)), ("v", own.v)):
             wanted = getattr(change, what)
             dims = None if wanted is None else each(wanted, len(most))
@@ -72,6 +77,11 @@ def _kept(own: Sizes, change: Resize) -> tuple[int, ...]:
     if own.pairs is None or change.pairs is None:
         return own.qk
     return tuple(d - 2 * (len(had) - len(kept)) for d, had, kept in zip(own.qk, own.pairs, change.pairs, strict=True))
+
+
+def _more(module: Resized) -> int | None:
+    """How many heads a layer has, where some were added."""
+    return None if module.sizes.heads == module.first.heads else module.sizes.heads
 
 
 def _short(dims: tuple[int, ...]) -> int | tuple[int, ...]:
