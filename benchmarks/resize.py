@@ -47,10 +47,8 @@ ENCODER: dict[str, dict[str, int | Rule]] = {
 }
 DECODER: dict[str, dict[str, int | Rule]] = {
     "as it is": {},
-    "d_v 56 on average": {"v": Budget(0.875)},
     "d_v 48 on average": {"v": Budget(0.75)},
     "d_v 32 on average": {"v": Budget(0.5)},
-    "28 of 32 pairs on average": {"qk": Budget(0.875)},
     "24 of 32 pairs on average": {"qk": Budget(0.75)},
     "16 of 32 pairs on average": {"qk": Budget(0.5)},
     "56 of 64 dims of both": {"qk": Budget(0.875), "v": Budget(0.875)},

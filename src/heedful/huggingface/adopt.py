@@ -134,7 +134,7 @@ def _finisher(model: nn.Module, name: str, place: Place) -> Any:
 
 
 def _become(module: nn.Module, places: Projections, found: Matrices, sizes: Sizes) -> None:
-    own = tuple(place.module for place in (places.q, places.k, places.v))
+    own = (places.q.module, places.k.module, places.v.module)
     module.__class__ = kind_of(type(module))
     assert isinstance(module, Resized)
     module.places, module.first, module.names = places, sizes, own if len(set(own)) == 3 else FRESH
@@ -165,7 +165,8 @@ def _put(module: Any, weight: Tensor, bias: Tensor | None) -> None:
         module.in_features, module.out_features = weight.shape[1], weight.shape[0]
     stored = weight.mT if isinstance(module, Conv1D) else weight
     module.weight = nn.Parameter(stored.detach().to(**like).contiguous(), requires_grad=trained)
-    module.bias = None if bias is None else nn.Parameter(bias.detach().to(**like).clone(), requires_grad=trained)
+    kept = None if bias is None else nn.Parameter(bias.detach().to(**like).clone(), requires_grad=trained)
+    setattr(module, "bias", kept)  # noqa: B010 - Conv1D's own says it is never None
 
 
 def empty(found: Matrices, sizes: Sizes) -> Matrices:

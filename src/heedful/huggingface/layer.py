@@ -171,14 +171,14 @@ class Resized(nn.Module):
         if given is not None:
             return given
         if getattr(self, "has_relative_attention_bias", False):
-            return self.compute_bias(q.shape[2], k.shape[2], device=q.device, past_seen_tokens=seen)
+            return self.compute_bias(q.shape[2], k.shape[2], device=q.device, past_seen_tokens=seen)  # type: ignore[operator]
         return q.new_zeros(1, q.shape[1], q.shape[2], k.shape[2])
 
     def _finished(self, out: Tensor) -> Tensor:
         if self.places.o.module.startswith(".."):  # the module beside this one does it
             return out
         out = getattr(self, self.places.o.module)(out.contiguous())
-        return self.resid_dropout(out) if hasattr(self, "resid_dropout") else out
+        return self.resid_dropout(out) if hasattr(self, "resid_dropout") else out  # type: ignore[operator]
 
     @property
     def _dropout(self) -> float:
