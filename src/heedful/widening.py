@@ -136,20 +136,17 @@ def widen_v(found: Matrices, sizes: Sizes, new: New) -> tuple[Matrices, Sizes]:
 
 def widen_heads(found: Matrices, sizes: Sizes, new: New, like: int | None = None) -> tuple[Matrices, Sizes]:
     """The matrices with one head behind the others: it attends as head `like` does, or uniformly, and mixes by the new v and W_O."""
-    rows, keys = sum(sizes.queries[:like]), sum(sizes.qk[:like])
-    dims = sizes.qk[0 if like is None else like]
-    own, key = slice(rows, rows + dims), slice(keys, keys + dims)
+    model, shown = (0, 0.0) if like is None else (like, 1.0)  # uniform: q is zero, and learns by the keys of the first head
+    start, dims = sum(sizes.qk[:model]), sizes.qk[model]
+    own = slice(start, start + dims)
     made = {"v": new.left[0, :-1].mT, "o": new.right[0], "b_v": new.left[0, -1]}
-    made |= {"q": found.q[own] * (like is not None), "k": found.k[key]}
-    made |= {
-        name: None if b is None else b[part] * (like is not None)
-        for name, b, part in (("b_q", found.b_q, own), ("b_k", found.b_k, key))
-    }
+    made |= {"q": found.q[own] * shown, "k": found.k[own]}
+    made |= {"b_q": None if found.b_q is None else found.b_q[own] * shown, "b_k": None if found.b_k is None else found.b_k[own]}
     changed = {}
     for name, more in made.items():
         was = getattr(found, name)
         changed[name] = was if was is None else torch.cat([was.detach(), more.detach().to(was)], 1 if name == "o" else 0)
-    pairs = None if sizes.pairs is None else (*sizes.pairs, sizes.pairs[0 if like is None else like])
+    pairs = None if sizes.pairs is None else (*sizes.pairs, sizes.pairs[model])
     grown = replace(sizes, heads=sizes.heads + 1, qk=(*sizes.qk, dims), v=(*sizes.v, new.left.shape[-1]), pairs=pairs)
     return replace(found, **changed), grown
 
