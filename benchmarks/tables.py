@@ -174,6 +174,22 @@ def exact() -> str:
     return markdown(["closed form", "cost"], rows)
 
 
+def resized() -> str:
+    rows = []
+    for name, row in result("resize")["MiniLM"].items():
+        cells = [row[way][text] for text in ("other sentences", "another text") for way in ("fitted", "plain")]
+        rows.append([name, *(f"{x['cosine']:.4f} / {x['neighbours']:.2f}" for x in cells)])
+    return markdown(["MiniLM, 32 dims", "fitted", "plain", "fitted, another text", "plain, another text"], rows)
+
+
+def perplexities() -> str:
+    rows = []
+    for name, row in result("resize")["SmolLM2-135M"].items():
+        plain = f"{row['plain']['perplexity']:.1f}" if "plain" in row else "-"
+        rows.append([name, f"{row['fitted']['perplexity']:.2f}", plain, f"{row['fitted']['bytes of a cached token'] / 1000:.1f}"])
+    return markdown(["SmolLM2-135M, 64 dims", "perplexity, fitted", "plain", "cache, kB a token"], rows)
+
+
 BAR = "\\|"  # a bar inside a cell
 
 
@@ -209,6 +225,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "decoding": decoding,
     "explain": explain,
     "exact": exact,
+    "resized": resized,
+    "perplexities": perplexities,
 }
 
 if __name__ == "__main__":

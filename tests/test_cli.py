@@ -7,10 +7,10 @@ import re
 
 import pytest
 import typer
-from models import bert, words
+from models import bert, llama, words
 from typer.testing import CliRunner
 
-from heedful import cli
+from heedful import cli, load
 from heedful.cli import app
 
 
@@ -111,6 +111,58 @@ def test_explain_refuses_bad_words_and_leaves_no_folder(place, text, words, said
     assert not (place / "unmade").exists()
 
 
+def test_resize_grows_a_language_model_and_saves_it(place, tmp_path):
+    checkpoint = llama()
+    checkpoint.model.save_pretrained(tmp_path / "writer")
+    checkpoint.processor.save_pretrained(tmp_path / "writer")
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(words(40, i)) for i in range(8)))
+    result = call("resize", tmp_path / "writer", tmp_path / "texts.jsonl", "--grow", "2", "--out", tmp_path / "larger")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "predicted" in said
+    assert "perplexity" in said
+    assert load(tmp_path / "larger").model.model.layers[0].self_attn.sizes.qk == (10, 10)
+
+
+def test_resize_prints_what_changed_and_leaves_a_model(place):
+    (place / "more.jsonl").write_text("\n".join(json.dumps(words(40, i)) for i in range(8)))
+    result = call("resize", place / "tiny", place / "more.jsonl", "--keep", "0.5", "--out", place / "small")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "32 of 64 dims of q.k and 32 of 64 dims of v stay" in said
+    assert "mean cosine" in said
+    assert {"plan.json", "heedful.safetensors", "config.json", "tokenizer.json"} <= {p.name for p in (place / "small").iterdir()}
+    assert call("doctor", place / "small").exit_code == 0
+    assert "not empty" in call("resize", place / "tiny", place / "more.jsonl", "--qk", "4", "--out", place / "small").output
+    assert (
+        call(
+            "resize", place / "small", place / "more.jsonl", "--tolerance", "0.3", "--what", "v", "--out", place / "again"
+        ).exit_code
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ((), "say how small"),
+        (("--keep", "0.5", "--qk", "4"), "say how small"),
+        (("--keep", "1.5"), "keep is 1.5"),
+        (("--tolerance", "1"), "tolerance is 1.0"),
+        (("--grow", "0"), "--grow is 0"),
+        (("--grow", "2", "--qk", "4"), "leave out --keep"),
+        (("--qk", "0"), "qk is 0"),
+        (("--keep", "0.5", "--what", "k"), "--what is 'k'"),
+        (("--qk", "4"), "too few"),
+    ],
+)
+def test_resize_refuses_bad_words(place, options, said):
+    result = call("resize", place / "tiny", place / "texts.jsonl", *options, "--out", place / "none")
+    assert result.exit_code == 1
+    assert said in " ".join(result.output.split())
+    assert not (place / "none").exists()
+
+
 def test_the_doctor_prints_its_diagnosis(place):
     result = call("doctor", place / "tiny")
     assert result.exit_code == 0
@@ -135,7 +187,7 @@ def test_missing_texts_leave_no_folder(place):
 
 
 def test_help_names_every_verb():
-    assert all(verb in call("--help").output for verb in ("scan", "show", "doctor", "bench", "explain", "demo"))
+    assert all(verb in call("--help").output for verb in ("scan", "show", "doctor", "bench", "explain", "resize", "demo"))
 
 
 def test_the_demo_prints_heads_and_verdicts(tmp_path):

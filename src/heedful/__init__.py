@@ -14,18 +14,22 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import exact, mechanisms, ops, statistics
+    from . import exact, mechanisms, ops, rules, statistics, training
     from .attention import Capture, Mask, Mechanism, Unsupported
     from .bench import bench
     from .benching.result import Bench
     from .capturing import capture
     from .checkpoint import Checkpoint, load
+    from .compare import compare
     from .doctor import doctor
+    from .enlarging import grow
     from .explain import explain
     from .explanations.explanation import Explanation
     from .findings import Findings
     from .huggingface import Unreachable, cache, swap, unswap, watching, watching_sdpa
     from .ops import hop, merge, plain
+    from .plan import Plan, Resize
+    from .resize import apply, shrink
     from .scan import scan
     from .statistic import Statistic
 
@@ -41,9 +45,10 @@ _PLACES = {  # the public names by verb, and where each lives; imported when fir
     },
     "explain": {"explain": ("explain",), "explanations.explanation": ("Explanation",)},
     "bench": {"bench": ("bench",), "benching.result": ("Bench",)},
+    "resize": {"resize": ("apply", "shrink"), "enlarging": ("grow",), "plan": ("Plan", "Resize"), "compare": ("compare",)},
     "look and change": {"huggingface": ("Unreachable", "cache", "swap", "unswap", "watching", "watching_sdpa")},
 }
-_MODULES = ("exact", "mechanisms", "ops", "statistics")
+_MODULES = ("exact", "mechanisms", "ops", "rules", "statistics", "training")
 _HOME = {name: module for places in _PLACES.values() for module, names in places.items() for name in names}
 
 __all__ = [
@@ -54,24 +59,32 @@ __all__ = [
     "Findings",
     "Mask",
     "Mechanism",
+    "Plan",
+    "Resize",
     "Statistic",
     "Unreachable",
     "Unsupported",
+    "apply",
     "bench",
     "cache",
     "capture",
+    "compare",
     "doctor",
     "exact",
     "explain",
+    "grow",
     "hop",
     "load",
     "mechanisms",
     "merge",
     "ops",
     "plain",
+    "rules",
     "scan",
+    "shrink",
     "statistics",
     "swap",
+    "training",
     "unswap",
     "watching",
     "watching_sdpa",

@@ -14,6 +14,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from .plan import Plan
+
 REMEDY = "give a hub id such as org/name, a folder with a config.json, or a .gguf file"
 
 
@@ -34,6 +36,22 @@ class Checkpoint:
         """What turns text into token ids, if there is such a thing."""
         found = getattr(self.processor, "tokenizer", self.processor)
         return found if hasattr(found, "convert_tokens_to_ids") else None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The sizes that its layers were given, None where they are those of its family."""
+        from .huggingface.sizes import plan_of
+
+        return plan_of(self.model)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write it so that `load` gives it back: as transformers does where stock transformers can load it, else its weights and plan.json.
+
+        The folder is whole or absent.
+        """
+        from .saving import save
+
+        return save(self.model, self.processor, folder)
 
     @property
     def device(self) -> torch.device:
@@ -74,12 +92,30 @@ def load(
         _refuse_foreign_code(place, str(source), remote_code)
     options["trust_remote_code"] = remote_code  # where nothing is said transformers asks on the terminal
     wanted = dtype or (torch.float32 if device.type == "cpu" else "auto")
+    if (Path(place) / "plan.json").exists() and (Path(place) / "config.json").exists():
+        return _resized(place, options, str(source), device, None if wanted == "auto" else wanted)  # type: ignore[arg-type]
     try:
         model, told = _model_class(place, options).from_pretrained(place, dtype=wanted, output_loading_info=True, **options)
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"cannot load {source}: {_first_line(error)}") from error
     _refuse_gaps(model, told["missing_keys"], str(source))
     return Checkpoint(model.to(device).eval(), _processor(place, options, str(source)), _short(str(source)))
+
+
+def _resized(place: str, options: dict[str, Any], source: str, device: torch.device, dtype: torch.dtype | None) -> Checkpoint:
+    """A folder that `Checkpoint.save` wrote with a plan."""
+    import transformers
+
+    from .saving import restore
+
+    config = transformers.AutoConfig.from_pretrained(place, **options)
+    make = getattr(transformers, (config.architectures or ["?"])[0], None)
+    if make is None:
+        raise ValueError(
+            f"{source} holds a {config.architectures} with a plan, which this transformers does not know; upgrade transformers."
+        )
+    model = restore(Path(place), make, config, dtype)
+    return Checkpoint(model.to(device), _processor(place, options, source), _short(source))
 
 
 def _device(wanted: str | torch.device | None) -> torch.device:

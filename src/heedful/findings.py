@@ -23,7 +23,7 @@ from .verdicts import verdicts
 if TYPE_CHECKING:
     import pandas
 
-SCHEMA = 2
+SCHEMA = 3
 FILE = "findings.safetensors"
 
 

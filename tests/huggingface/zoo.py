@@ -45,12 +45,12 @@ class Family:
     sharpness: float = 6.0  # tiny random models barely attend: their matrices are multiplied by this
     length: int = 11
 
-    def build(self, attention: str = "eager", **more: Any) -> Any:
+    def build(self, attention: str = "eager", dtype: torch.dtype = torch.float32, **more: Any) -> Any:
         torch.manual_seed(0)
         config = transformers.AutoConfig.for_model(self.name, **(self.settings | more))
         kind = getattr(transformers, self.auto)
         make = kind.from_config if self.auto.startswith("Auto") else kind._from_config
-        model = make(config, attn_implementation=attention).eval()
+        model = make(config, attn_implementation=attention, dtype=dtype).eval()
         for name, p in model.named_parameters():
             if p.ndim == 2 and "embed" not in name:
                 p.data.mul_(self.sharpness)

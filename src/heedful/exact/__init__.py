@@ -25,6 +25,7 @@ from .sensitivity import Removal, key_sensitivity, query_sensitivity, value_sens
 from .singular import Stretch, largest_singular
 from .softmax_jacobian import softmax_jacobian_norm
 from .spectral import effective_rank, singular_values, streamed_rank_errors
+from .truncation import Factors, Pairs, frequency_pairs, logit_factors, mixing_again, value_factors
 
 __all__ = [
     "Around",
@@ -36,11 +37,13 @@ __all__ = [
     "ColumnAttention",
     "Construction",
     "Derivative",
+    "Factors",
     "Heads",
     "Layer",
     "Mlp",
     "Network",
     "Norm",
+    "Pairs",
     "PathStreams",
     "Removal",
     "SelfAttention",
@@ -60,6 +63,7 @@ __all__ = [
     "dobrushin",
     "effective_rank",
     "freeze",
+    "frequency_pairs",
     "frozen_contraction",
     "hard_bound",
     "identity_heads",
@@ -68,6 +72,8 @@ __all__ = [
     "l1_centre",
     "largest_singular",
     "local_lipschitz",
+    "logit_factors",
+    "mixing_again",
     "one_head",
     "path_streams",
     "permutation_heads",
@@ -84,5 +90,6 @@ __all__ = [
     "soft_bound",
     "softmax_jacobian_norm",
     "streamed_rank_errors",
+    "value_factors",
     "value_sensitivity",
 ]

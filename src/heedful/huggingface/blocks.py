@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from ..exact.block import Block, Heads, Mlp, Norm
 from ..exact.layer import Layer
 from .families import FAMILIES, Family, Place
+from .layer import Resized
 from .swap import swapped
 
 ACTIVATIONS = {  # by their names in configurations
@@ -46,6 +47,9 @@ def blocks(model: nn.Module) -> tuple[Block, ...]:
         raise Undecomposable(
             f"{name} of this {type(model).__name__} attends by {mechanism!r}, which is no fixed average of values; unswap(model) first."
         )
+    resized = [name for name, module in model.named_modules() if isinstance(module, Resized)]
+    if resized:
+        raise Undecomposable(f"{resized[0]} of this {type(model).__name__} was resized; take the model apart as it was before.")
     layers = _module(body, family.blocks, type(model).__name__)
     return tuple(_block(f"{prefix}{family.blocks}.{i}", layer, family, model.config) for i, layer in enumerate(layers))  # type: ignore[arg-type]
 
@@ -128,7 +132,7 @@ def _mlp(name: str, layer: nn.Module, family: Family, activation: Any) -> Mlp:
     return Mlp(up, down, b_up, b_down, ACTIVATIONS[activation], gate, b_gate)
 
 
-def linear(layer: nn.Module, place: Place, where: str) -> tuple[Tensor, Tensor]:
+def linear(layer: nn.Module, place: Place, where: str, heads: int = 1) -> tuple[Tensor, Tensor]:
     """The matrix (input, output) and the bias at a place of a block; zeros where it has no bias."""
     module = _module(layer, place.module, where)
     if not isinstance(module, nn.Linear | Conv1D) or not module.weight.is_floating_point():
@@ -139,6 +143,8 @@ def linear(layer: nn.Module, place: Place, where: str) -> tuple[Tensor, Tensor]:
     weight = module.weight.detach()
     weight = weight if isinstance(module, Conv1D) else weight.mT
     bias = weight.new_zeros(weight.shape[1]) if module.bias is None else module.bias.detach()
+    if place.by_head:
+        return tuple(x.unflatten(-1, (heads, place.parts, -1))[..., place.part, :].flatten(-2) for x in (weight, bias))  # type: ignore[return-value]
     return weight.chunk(place.parts, 1)[place.part], bias.chunk(place.parts)[place.part]
 
 

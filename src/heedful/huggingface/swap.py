@@ -97,9 +97,14 @@ def _prepare(mechanism: Mechanism, module: nn.Module) -> None:
 
 def sizes_of(module: nn.Module) -> tuple[int, int] | None:
     """(heads, dims of a query) as the module or its config names them; None where neither does."""
-    heads = _first(("num_heads", "num_attention_heads", "n_heads", "num_q_heads"), module, getattr(module, "config", None))
+    heads = heads_of(module)
     dims = _first(("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size"), module)
     return None if heads is None or dims is None else (heads, dims)
+
+
+def heads_of(module: nn.Module) -> int | None:
+    """How many query heads the module or its config says there are."""
+    return _first(("num_heads", "num_attention_heads", "n_heads", "num_q_heads"), module, getattr(module, "config", None))
 
 
 def _first(names: tuple[str, ...], *places: object) -> int | None:

@@ -34,7 +34,9 @@ class Moments(Statistic):
     queries: Tensor  # (heads, dim, dim)
     keys: Tensor  # (key heads, dim, dim)
     outputs: Tensor  # (heads, width, width)
-    count: Tensor  # ()
+    count: Tensor  # () queries
+    output_sums: Tensor  # (heads, width)
+    sources: Tensor  # () keys
 
     @classmethod
     def of(cls, capture: Capture) -> Self:
@@ -42,12 +44,13 @@ class Moments(Statistic):
         tokens = capture.k.shape[-2] if capture.mask.keys is None else capture.mask.keys.sum(-1).clamp_min(1)[:, None, None, None]
         k = _counted(k - k.sum(-2, keepdim=True) / tokens, capture.mask.keys)
         out = q.new_zeros(*q.shape[:-1], 0) if capture.out is None else _counted(capture.out, capture.real)
-        return cls(_gram(q), _gram(k), _gram(out), capture.tokens.sum().double())
+        sums, sources = out.double().sum((0, 2)), capture.sources.sum().double()
+        return cls(_gram(q), _gram(k), _gram(out), capture.tokens.sum().double(), sums, sources)
 
     def spectrum(self) -> Tensor:
         """Per head, what each direction contributes to the logits' variance, largest first: (heads, dim)."""
         shared = self.queries.shape[0] // self.keys.shape[0]
-        left, right = (_root(t / self.count) for t in (self.queries, self.keys.repeat_interleave(shared, 0)))
+        left, right = _root(self.queries / self.count), _root(self.keys.repeat_interleave(shared, 0) / self.sources)
         return torch.linalg.svdvals(left @ right).square()
 
     def result(self) -> dict[str, Estimate]:

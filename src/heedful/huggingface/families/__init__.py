@@ -1,9 +1,9 @@
-"""Families: where models of one kind keep the weights of a block, by the model_type of their configuration."""
+"""Families: where models of one kind keep their weights: blocks by model_type, attention by the class of the module."""
 
 from __future__ import annotations
 
-from . import bert, gpt2, llama, vit
-from .family import Family, Place
+from . import bart, bert, distilbert, gpt2, gpt_neox, llama, mistral, opt, qwen2, t5, vit, whisper
+from .family import Family, Place, Projections
 
 FAMILIES: dict[str, Family] = {
     "bert": bert.FAMILY,
@@ -17,5 +17,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2": llama.FAMILY,
     "vit": vit.FAMILY,
 }
+RESIZABLE = (bert, distilbert, gpt2, opt, gpt_neox, llama, mistral, qwen2, vit, whisper, bart, t5)
+ATTENTIONS: tuple[Projections, ...] = tuple(one for family in RESIZABLE for one in family.ATTENTIONS)
 
-__all__ = ["FAMILIES", "Family", "Place"]
+__all__ = ["ATTENTIONS", "FAMILIES", "Family", "Place", "Projections"]

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """Where a matrix is: a linear module of the block, and which of its equal parts along the output."""
+    """Where a matrix is: a linear module, and which of its equal parts along the output (of each head's output, where `by_head`)."""
 
     module: str
     part: int = 0
     parts: int = 1
+    by_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,3 +33,26 @@ class Family:
     gate: Place | None = None
     final: str | None = None  # the norm after the last block
     rotary: bool = False
+
+
+@dataclass(frozen=True)
+class Projections:
+    """Where attention modules of some classes keep their matrices, and the words they are called with.
+
+    Places are within the module, or beside it after a leading `..`. `other` names the argument with the states whose keys are read,
+    where they are those of other tokens, and `other_mask` the mask that comes with it.
+    """
+
+    kinds: tuple[str, ...]
+    q: Place
+    k: Place
+    v: Place
+    o: Place
+    mask: str = "attention_mask"
+    cache: str = "past_key_values"
+    other: str | None = None
+    other_mask: str | None = None
+    rotary: bool = False
+    window: bool = False  # hands its sliding window on
+    biased: bool = False  # adds a position bias that it computes or is given, and gives it back (T5)
+    size: str | None = None  # the setting that says how large a head is, where stock transformers heeds it

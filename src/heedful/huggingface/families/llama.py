@@ -1,6 +1,6 @@
 """Llama and its like: RMS norms before, rotary embedding, shared key heads, a gated MLP."""
 
-from .family import Family, Place
+from .family import Family, Place, Projections
 
 FAMILY = Family(
     blocks="layers",
@@ -17,4 +17,8 @@ FAMILY = Family(
     activation="hidden_act",
     final="norm",
     rotary=True,
+)
+
+ATTENTIONS = (
+    Projections(kinds=("LlamaAttention",), q=Place("q_proj"), k=Place("k_proj"), v=Place("v_proj"), o=Place("o_proj"), rotary=True),
 )

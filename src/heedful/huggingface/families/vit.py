@@ -1,6 +1,6 @@
 """ViT: norms before, one row of patches read both ways."""
 
-from .family import Family, Place
+from .family import Family, Place, Projections
 
 FAMILY = Family(
     blocks="layers",
@@ -15,4 +15,15 @@ FAMILY = Family(
     pre=True,
     activation="hidden_act",
     final="layernorm",
+)
+
+ATTENTIONS = (
+    Projections(
+        kinds=("ViTAttention",),
+        q=Place("q_proj"),
+        k=Place("k_proj"),
+        v=Place("v_proj"),
+        o=Place("o_proj"),
+        size="head_dim",
+    ),
 )

@@ -1,0 +1,5 @@
+"""Training: callbacks for transformers' Trainer."""
+
+from .grow import Grow
+
+__all__ = ["Grow"]
