@@ -3,7 +3,7 @@
 The loss is the squared distance of a sentence's embedding from that of the whole model. Each way measures on some sentences, searches
 its step on others, and is judged on a third set. Random steps are searched for likewise; a step that disappoints is not taken.
 Then training goes on by Adam, with its state carried, with its state dropped, and without growth: is there a spike?
-Run as `python -m benchmarks.regrow` (about four minutes); `python -m benchmarks.regrow spike` measures the second part alone.
+Run as `python -m benchmarks.regrow` (about four minutes); `python -m benchmarks.regrow spike` (or recovered) measures one part alone.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def main() -> None:
             model.model,
             hd.shrink(model, sentences("wikitext2/valid.txt", 12, 200), qk=CUT, length=LENGTH).checkpoint.model,
         )
-        if sys.argv[1:] != ["spike"]:
-            figures["recovered"] = recovered(model, whole, small)
-        figures["spike"] = spike(model, whole, small)
+        for part in (recovered, spike):
+            if part.__name__ in (sys.argv[1:] or ("recovered", "spike")):
+                figures[part.__name__] = part(model, whole, small)
     print(f"written: results/{write('regrow', figures).name}")
 
 
