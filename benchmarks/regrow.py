@@ -37,7 +37,7 @@ CUT, NEW, LENGTH = 8, 8, 64
 TAUGHT, SEARCHED, JUDGED = 120, 40, 100  # sentences
 SEEDS = 3
 LAYERS = 3  # the last ones grow
-BEFORE, AFTER, BATCH = 20, 10, 8  # steps of training
+BEFORE, AFTER, HELD = 10, 10, 48  # steps of training, sentences that judge them
 
 
 def main() -> None:
@@ -130,8 +130,7 @@ def batches(model: hd.Checkpoint, lines: list[str]) -> list[dict[str, Any]]:
 def spike(model: hd.Checkpoint, whole: nn.Module, small: nn.Module) -> dict[str, Any]:
     """The loss by step of training, growing without change in between, Adam's state carried or dropped, and without growth."""
     lines, loss = sentences("wikitext2/valid.txt", 12, 400), distance(whole)
-    feed = batches(model, lines[: (BEFORE + AFTER) * BATCH])
-    others = batches(model, lines[-JUDGED:])
+    feed, others = batches(model, lines[:160]), batches(model, lines[-HELD:])
     found: dict[str, list[float]] = {}
     for way in ("no growth", "state carried", "state dropped"):
         student = copy.deepcopy(small)
@@ -146,11 +145,11 @@ def spike(model: hd.Checkpoint, whole: nn.Module, small: nn.Module) -> dict[str,
             optimizer.zero_grad()
             (value / count).backward()
             optimizer.step()
-            if step >= BEFORE - 1:
+            if step - BEFORE in (-1, 0, 4, AFTER - 1):
                 losses.append(mean_loss(student, others, loss))
         found[way] = losses
         print(way, [round(x, 4) for x in losses], flush=True)
-    return {"steps": [BEFORE, AFTER], "held-out loss": found}
+    return {"steps": [BEFORE, AFTER], "held-out loss after growth, steps": [0, 1, 5, AFTER], "losses": found}
 
 
 if __name__ == "__main__":
