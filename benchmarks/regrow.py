@@ -3,7 +3,7 @@
 The loss is the squared distance of a sentence's embedding from that of the whole model. Each way measures on some sentences, searches
 its step on others, and is judged on a third set. Random steps are searched for likewise; a step that disappoints is not taken.
 Then training goes on by Adam, with its state carried, with its state dropped, and without growth: is there a spike?
-Run as `python -m benchmarks.regrow` (about four minutes); `python -m benchmarks.regrow spike` measures the second part alone.
+Run as `python -m benchmarks.regrow` (about four minutes); `python -m benchmarks.regrow spike` (or recovered) measures one part alone.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ from .resize import sentences
 from .timing import RESULTS, table, threads, write
 
 CUT, NEW, LENGTH = 8, 8, 64
-TAUGHT, SEARCHED, JUDGED = 120, 40, 100  # sentences
+TAUGHT, SEARCHED, JUDGED = 100, 32, 64  # sentences
 SEEDS = 3
-LAYERS = 3  # the last ones grow
-BEFORE, AFTER, BATCH = 20, 10, 8  # steps of training
+LAYERS = 2  # the last ones grow
+BEFORE, AFTER, HELD = 10, 10, 48  # steps of training, sentences that judge them
 
 
 def main() -> None:
-    path = RESULTS / "regrow.json"
-    figures = {k: x for k, x in (json.loads(path.read_text()) if path.exists() else {}).items() if k != "machine"}
     with threads(1):
         model = minilm()
-        whole, small = (
-            model.model,
-            hd.shrink(model, sentences("wikitext2/valid.txt", 12, 200), qk=CUT, length=LENGTH).checkpoint.model,
-        )
-        if sys.argv[1:] != ["spike"]:
-            figures["recovered"] = recovered(model, whole, small)
-        figures["spike"] = spike(model, whole, small)
-    print(f"written: results/{write('regrow', figures).name}")
+        small = hd.shrink(model, sentences("wikitext2/valid.txt", 12, 200), qk=CUT, length=LENGTH).checkpoint.model
+        for part in (recovered, spike):
+            if part.__name__ in (sys.argv[1:] or ("recovered", "spike")):
+                part(model, model.model, small)
+
+
+def keep(part: str, found: dict[str, Any]) -> None:
+    """Write one part beside what other parts wrote."""
+    path = RESULTS / "regrow.json"
+    former = {k: x for k, x in (json.loads(path.read_text()) if path.exists() else {}).items() if k != "machine"}
+    print(f"written: results/{write('regrow', {**former, part: found}).name}")
 
 
 def distance(whole: nn.Module) -> Any:
@@ -91,7 +92,7 @@ def random(one: Widener, what: str, count: int) -> NewDims:
 WAYS = {"optimal": optimal, "GradMax": gradmax, "random": random}
 
 
-def recovered(model: hd.Checkpoint, whole: nn.Module, small: nn.Module) -> dict[str, Any]:
+def recovered(model: hd.Checkpoint, whole: nn.Module, small: nn.Module) -> None:
     """By seed (other sentences) and way, the share of the loss on sentences never seen that growing takes away."""
     lines, loss = sentences("wikitext2/test.txt", 12, 4 * (TAUGHT + SEARCHED + JUDGED)), distance(whole)
     names = list(sizes_of(small))[-LAYERS:]
@@ -115,23 +116,23 @@ def recovered(model: hd.Checkpoint, whole: nn.Module, small: nn.Module) -> dict[
                 {**row, "seconds": time.perf_counter() - began, "tokens": int(next(iter(growths.values())).tokens.sum())}
             )
             print(seed, way, row, flush=True)
+        setting = {"layers": LAYERS, "cut": CUT, "new": NEW, "sentences": [TAUGHT, SEARCHED, JUDGED]}
+        keep("recovered", {"setting": setting, "runs": runs})
     rows = [
         [way, *(f"{r['share']:.1%}" for r in some), f"{statistics.mean(r['share'] for r in some):.1%}"]
         for way, some in runs.items()
     ]
     print(table("share of the held-out loss recovered", ["", *map(str, range(SEEDS)), "mean"], rows))
-    return {"setting": {"layers": LAYERS, "cut": CUT, "new": NEW, "sentences": [TAUGHT, SEARCHED, JUDGED]}, "runs": runs}
 
 
 def batches(model: hd.Checkpoint, lines: list[str]) -> list[dict[str, Any]]:
     return [collate(model, group) for group in read(model, list(lines), 16, LENGTH).batches]
 
 
-def spike(model: hd.Checkpoint, whole: nn.Module, small: nn.Module) -> dict[str, Any]:
+def spike(model: hd.Checkpoint, whole: nn.Module, small: nn.Module) -> None:
     """The loss by step of training, growing without change in between, Adam's state carried or dropped, and without growth."""
     lines, loss = sentences("wikitext2/valid.txt", 12, 400), distance(whole)
-    feed = batches(model, lines[: (BEFORE + AFTER) * BATCH])
-    others = batches(model, lines[-JUDGED:])
+    feed, others = batches(model, lines[:160]), batches(model, lines[-HELD:])
     found: dict[str, list[float]] = {}
     for way in ("no growth", "state carried", "state dropped"):
         student = copy.deepcopy(small)
@@ -146,11 +147,11 @@ def spike(model: hd.Checkpoint, whole: nn.Module, small: nn.Module) -> dict[str,
             optimizer.zero_grad()
             (value / count).backward()
             optimizer.step()
-            if step >= BEFORE - 1:
+            if step - BEFORE in (-1, 0, 4, AFTER - 1):
                 losses.append(mean_loss(student, others, loss))
         found[way] = losses
         print(way, [round(x, 4) for x in losses], flush=True)
-    return {"steps": [BEFORE, AFTER], "held-out loss": found}
+    keep("spike", {"steps": [BEFORE, AFTER], "held-out loss after growth, steps": [0, 1, 5, AFTER], "losses": found})
 
 
 if __name__ == "__main__":

@@ -190,6 +190,14 @@ def perplexities() -> str:
     return markdown(["SmolLM2-135M, 64 dims", "perplexity, fitted", "plain", "cache, kB a token"], rows)
 
 
+def tokens() -> str:
+    found, rows = result("resize")["decoding"], []
+    exact = next(iter(found.values()))["seconds of a token"]["median"]
+    for name, row in found.items():
+        rows.append([name, f"{row['cache, bytes'] / 1e6:.1f}", f"{row['seconds of a token']['median'] / exact:.2f}"])
+    return markdown(["SmolLM2-135M after 1024 tokens", "cache, MB", "time of a token"], rows)
+
+
 BAR = "\\|"  # a bar inside a cell
 
 
@@ -227,6 +235,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exact": exact,
     "resized": resized,
     "perplexities": perplexities,
+    "tokens": tokens,
 }
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ def sharp_llama():
     return model
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("whisper", "bart", "t5")])
 def test_growing_without_texts_leaves_every_bit_of_the_output(name):
-    """In float32 with eager attention, by multiples of 4: BLAS adds products up by fours, and zeros behind them change no sum."""
+    """In float32 with eager attention, by multiples of 4: BLAS adds products up by fours, so zeros behind them change no sum; not so in calls of fewer queries than keys."""
     family = BY_NAME[name]
     model = family.build()
     adopt(model)

@@ -145,7 +145,8 @@ def widen_heads(found: Matrices, sizes: Sizes, new: New, like: int | None = None
     changed = {}
     for name, more in made.items():
         was = getattr(found, name)
-        changed[name] = was if was is None else torch.cat([was.detach(), more.detach().to(was)], 1 if name == "o" else 0)
+        if was is not None and more is not None:
+            changed[name] = torch.cat([was.detach(), more.detach().to(was)], 1 if name == "o" else 0)
     pairs = None if sizes.pairs is None else (*sizes.pairs, sizes.pairs[model])
     grown = replace(sizes, heads=sizes.heads + 1, qk=(*sizes.qk, dims), v=(*sizes.v, new.left.shape[-1]), pairs=pairs)
     return replace(found, **changed), grown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -105,8 +105,8 @@ def _as_weights(model: nn.Module, name: str, params: Mapping[str, nn.Parameter],
             state = states.get(role)
             p.data = torch.zeros_like(kept[role]) if state is None else state.to(kept[role].device)
         found = of_layer(model, name)[1]
-        own: dict[str, Any] = {f.name: getattr(found, f.name) for f in fields(Matrices)}
-        return Matrices(**{role: None if x is None else x.detach().clone() for role, x in own.items()})
+        own = {f.name: x.detach().clone() for f in fields(Matrices) if (x := getattr(found, f.name)) is not None}
+        return replace(found, **own)
     finally:
         for role, p in params.items():
             p.data = kept[role]
