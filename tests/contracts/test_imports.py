@@ -13,7 +13,7 @@ ORDER = (  # from the inside out: a part may import what stands before it, and i
     ("mask", "state"),
     ("ops",),
     ("attention", "statistic"),
-    ("mechanisms", "exact"),
+    ("finite", "mechanisms", "exact"),
     ("statistics",),
     ("verdicts", "spec"),
     ("huggingface", "findings", "texts"),
