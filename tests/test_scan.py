@@ -243,6 +243,28 @@ def test_no_text_counts_for_nothing_where_padding_would():
     assert all(torch.isfinite(x).all() for x in found.column("entropy").values())
 
 
+@pytest.mark.parametrize("part, held", [("query", "q"), ("key", "k"), ("value", "v")])
+def test_weights_that_are_not_finite_are_named_with_their_layer(part, held, tmp_path):
+    model = bert()
+    with torch.no_grad():
+        model.model.get_parameter(f"encoder.layer.1.attention.self.{part}.weight")[0, 0] = torch.nan
+    said = rf"the {held} of encoder.layer.1.attention.self .* encoder.layer.1.attention.self.{part}.weight is not finite either"
+    with pytest.raises(ValueError, match=said):
+        scan(model, TEXTS[:2], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "kind, said", [(torch.float32, "look at the inputs"), (torch.bfloat16, "bfloat16 may overflow: load it with")]
+)
+def test_numbers_that_overflow_are_told_with_what_may_help(kind, said):
+    model = bert()
+    model.model.to(kind)
+    inputs = {"inputs_embeds": torch.full((1, 5, 32), torch.inf, dtype=kind)}
+    with pytest.raises(ValueError, match=said):
+        scan(model, [inputs])
+
+
 def test_a_scan_is_data():
     about = scan(bert(), TEXTS[:1]).about
     assert type(about).of_data(about.data) == about

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from .about import About, versions
+from .attention import Capture
 from .checkpoint import Checkpoint, load
 from .files import write
 from .findings import Findings
+from .finite import check_finite
 from .huggingface import Unreachable, attention_modules, coverage, watching, watching_sdpa
 from .inputs import Reading, collate, read
 from .looking import Look, watching_states
@@ -133,7 +135,12 @@ class _Work:
         """Read one batch before the watchers."""
         model, ready = self.checkpoint.model, prepare(self.checkpoint.model, inputs)
         self.look.begin(inputs)
-        with watching_calls(model, self.look.call), watching_states(model, list(attention_modules(model)), self.look):
+
+        def call(capture: Capture) -> None:
+            check_finite(capture, model)
+            self.look.call(capture)
+
+        with watching_calls(model, call), watching_states(model, list(attention_modules(model)), self.look):
             if self.done == 0:
                 self.about = replace(self.about, missed=_missed(model, ready))
             else:

@@ -15,7 +15,7 @@ ORDER = (  # from the inside out: a part may import what stands before it, and i
     ("ops",),
     ("attention", "statistic"),
     ("lesson",),
-    ("mechanisms", "exact"),
+    ("finite", "mechanisms", "exact"),
     ("statistics",),
     ("verdicts", "spec"),
     ("huggingface", "findings", "texts"),

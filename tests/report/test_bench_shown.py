@@ -73,9 +73,11 @@ def test_the_verdict_names_the_best_and_says_dont():
         said[0]
         == "Below about 1,000 tokens nothing within .3 median output error is faster than exact attention (forward); at 512: don't."
     )
-    assert said[1] == "At 512 tokens 1 of 4 is faster, none of them known to be within .3 median output error there: don't."
+    assert (
+        said[1] == "At 512 tokens 1 of 4 is faster (forward), none of them known to be within .3 median output error there: don't."
+    )
     assert said[2].startswith(
-        "At 4,096 tokens the fastest within .3 median output error is Close(): 4.0x, .1 median output error, 0 of 4 heads above .3 at 4,096"
+        "At 4,096 tokens the fastest within .3 median output error (forward) is Close(): 4.0x, .1 median output error, 0 of 4 heads above .3 at 4,096"
     )
     by_name = {line.split(":")[0]: line for line in said[3:]}
     assert by_name["Farther()"].endswith(": don't, it computes something else.")
@@ -93,11 +95,41 @@ def test_where_nothing_pays_the_verdict_is_dont():
     )
 
 
+def uneven(name, forward, training, error=0.1):
+    """A mechanism that is so many times as fast as exact attention forward, and forward and backward."""
+    cells = {}
+    for n in LENGTHS:
+        took = {"forward": 0.01 * (n / 512) ** 2 / forward, "training": 0.03 * (n / 512) ** 2 / training}
+        cells[n] = Cell({which: Cost(x, x, x, 5, 1000) for which, x in took.items()}, {"layer.0.self": [error]})
+    return Row(name, name, {}, "1", cells)
+
+
+@pytest.mark.parametrize(
+    "row, end",
+    [
+        (uneven("A()", 1 / 1.2, 1.5), ": don't for inference, exact attention is not slower; for training it is 1.5x faster."),
+        (uneven("A()", 1.5, 1 / 1.2), "; don't for training, exact attention is not slower."),
+        (uneven("A()", 1 / 1.2, 1.5, error=0.7), ": don't, it computes something else."),
+        (uneven("A()", 1 / 1.2, 1 / 1.5), ": don't, exact attention is not slower."),
+    ],
+)
+def test_a_dont_says_whether_it_holds_for_inference_or_training(row, end):
+    (own,) = (line for line in made(row).verdicts() if line.startswith("A():"))
+    assert own.endswith(end)
+
+
+def test_a_dont_of_forward_passes_tells_what_is_faster_in_training():
+    said = made(uneven("A()", 1 / 1.2, 1.5)).verdicts()
+    assert said[0].endswith("up to 4,096 tokens (forward): don't for inference.")
+    assert said[1].endswith("exact attention (forward): don't for inference; for training A() is 1.5x faster.")
+    assert made(uneven("A()", 1 / 1.2, 1 / 1.2)).verdicts()[0].endswith("(forward): don't.")
+
+
 def test_nothing_is_recommended_where_its_error_is_not_known():
     early = row("Early()", "Early", 0.02, 1.0, {512: 0.1})
     said = made(early).verdicts()
     assert said[0].endswith("up to 512 tokens (forward): don't.")
-    assert said[1] == "At 512 tokens none of 1 is faster than exact attention: don't."
+    assert said[1] == "At 512 tokens none of 1 is faster than exact attention (forward): don't."
     assert said[2].startswith("At 4,096 tokens no error is known")
     assert "the fastest within" not in " ".join(said)
     assert "4.0x faster" in said[3]
@@ -107,7 +139,9 @@ def test_nothing_is_recommended_where_its_error_is_not_known():
 def test_the_best_is_told_at_the_longest_length_that_was_judged():
     said = made(row("Half()", "Half", 0.02, 1.0, dict.fromkeys(LENGTHS[:3], 0.1))).verdicts()
     assert said[0].startswith("Below about 1,000 tokens")
-    assert said[2].startswith("At 2,048 tokens the fastest within .3 median output error is Half(): 2.0x, .1 median output error")
+    assert said[2].startswith(
+        "At 2,048 tokens the fastest within .3 median output error (forward) is Half(): 2.0x, .1 median output error"
+    )
 
 
 def test_an_error_too_large_at_a_length_is_not_made_up_for_by_a_smaller_one_elsewhere():

@@ -16,8 +16,8 @@ def found():
     return scan(bert(), [words(9), words(12)])
 
 
-def printed(part) -> str:
-    console = Console(file=io.StringIO(), width=200)
+def printed(part, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(part)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -29,6 +29,17 @@ def test_the_table_has_a_line_for_each_head(found):
     ]
     entropy = found.column("entropy")["encoder.layer.0.attention.self"][0].item()
     assert f"{entropy:.2f}" in lines[2]
+
+
+def test_a_narrow_terminal_shows_whole_cells_and_names_what_it_leaves_out():
+    sampled = scan(bert(), [words(40), words(30)], rows=8)
+    assert "±" in printed(terminal.heads(sampled))
+    said = printed(terminal.heads(sampled), width=80)
+    lines = said.splitlines()
+    assert "…" not in said
+    assert len([line for line in lines if line.startswith("L")]) == len([line for line in lines if line and line[0] in "L "]) == 8
+    assert "left out" in said
+    assert all(name in said.split("left out")[1] for name in ("±", "value_dims", "--csv"))
 
 
 def test_a_grid_has_layers_by_heads(found):

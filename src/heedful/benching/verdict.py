@@ -49,11 +49,12 @@ def _start(bench: Bench, rivals: list[Row], judged: list[int]) -> Iterator[str]:
     """From where on something close is faster, as far as errors are known."""
     pays = [length for length in judged if any(_close(row, length) and bench.faster(row.name, length) for row in rivals)]
     if not pays:
-        yield f"Nothing here is both faster than exact attention and {WITHIN}, up to {judged[-1]:,} tokens (forward): don't."
+        inference = " for inference" if any(_trained(bench, rivals, length) for length in judged) else ""
+        yield f"Nothing here is both faster than exact attention and {WITHIN}, up to {judged[-1]:,} tokens (forward): don't{inference}."
     elif pays[0] != judged[0]:
         yield (
             f"Below about {_from(bench, rivals, pays[0])} tokens nothing {WITHIN} is faster than exact attention (forward); "
-            f"at {judged[0]:,}: don't."
+            f"at {judged[0]:,}: don't{' for inference' if _trained(bench, rivals, judged[0]) else ''}."
         )
 
 
@@ -77,11 +78,19 @@ def _best(bench: Bench, rivals: list[Row], length: int) -> str:
     if close:
         s, row = max(close, key=lambda pair: pair[0])
         once = "".join(f" ({said})" for said in _once(bench, row, length))
-        return f"At {length:,} tokens the fastest {WITHIN} is {row.name}: {s:.1f}x{once}, {_lost(bench, row, length)}."
+        return f"At {length:,} tokens the fastest {WITHIN} (forward) is {row.name}: {s:.1f}x{once}, {_lost(bench, row, length)}."
+    training = _trained(bench, rivals, length)
     if faster:
         verb = "is" if len(faster) == 1 else "are"
-        return f"At {length:,} tokens {len(faster)} of {len(rivals)} {verb} faster, none of them known to be {WITHIN} there: don't."
-    return f"At {length:,} tokens none of {len(rivals)} is faster than exact attention: don't."
+        return f"At {length:,} tokens {len(faster)} of {len(rivals)} {verb} faster (forward), none of them known to be {WITHIN} there: don't{training}."
+    return f"At {length:,} tokens none of {len(rivals)} is faster than exact attention (forward): don't{training}."
+
+
+def _trained(bench: Bench, rivals: list[Row], length: int) -> str:
+    """To which use a "don't" of forward passes is bound, where something close is faster forward and backward."""
+    close = [(bench.speedup(row.name, length, "training") or 0.0, row.name) for row in rivals if _close(row, length)]
+    speed, name = max(close, default=(0.0, ""))
+    return f" for inference; for training {name} is {_times(speed)}" if speed >= LEAD else ""
 
 
 def _of(bench: Bench, row: Row) -> str:
@@ -140,12 +149,16 @@ def _heads(error: Error) -> str:
 
 
 def _dont(bench: Bench, row: Row, length: int) -> str:
-    error, speed = row.error(), bench.speedup(row.name, length) or 0.0
-    if speed < LEAD:
-        return ": don't, exact attention is not slower"
-    if error is None or error.median <= FAR:
-        return ""
-    return ": don't, it computes something else" + ("" if row.judged == length else f" at {row.judged:,} already")
+    """What not to use it for: a forward pass and training may differ, what it computes holds for both."""
+    error, speeds = row.error(), [bench.speedup(row.name, length, which) for which in NAMES]
+    forward, training = (speeds[0] or 0.0) >= LEAD, speeds[1] is not None and speeds[1] >= LEAD
+    if (forward or training) and error is not None and error.median > FAR:
+        return ": don't, it computes something else" + ("" if row.judged == length else f" at {row.judged:,} already")
+    if forward and not training and speeds[1] is not None:
+        return "; don't for training, exact attention is not slower"
+    if training and not forward:
+        return f": don't for inference, exact attention is not slower; for training it is {_times(speeds[1] or 0.0)}"
+    return "" if forward else ": don't, exact attention is not slower"
 
 
 def _why(row: Row) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..attention import Capture
 from ..capturing import calls
 from ..exact import Removal
+from ..finite import check_finite, why_not_finite
 from ..verdicts import short_names
 from .explanation import Cell, Explanation, Grid, Table
 from .given import Given
@@ -23,11 +24,13 @@ def explain(given: Given) -> Explanation:
         raise ValueError(
             f"no attention layer of {given.checkpoint.name} reads the text token by token, so none of them can be removed."
         )
+    for call in made.values():
+        check_finite(call, given.checkpoint.model)
     found = {layer: Removal.of(call).layer[0] for layer, call in made.items()}
     moved = torch.stack([*found.values()]).double()  # (layers, tokens)
     if not bool(moved.isfinite().all()):
         raise ValueError(
-            f"the attention of {given.checkpoint.name} gives NaN or infinite numbers for this text; load it in float32."
+            f"the attention of {given.checkpoint.name} gives NaN or infinite numbers for this text; {why_not_finite(given.checkpoint.model)}."
         )
     names, words = _names(list(found)), given.words
     tables = [_layers(names, words, moved), _listed(words, moved)]

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from ..doctor import Diagnosis
 from ..findings import Findings
-from ..statistics import MEANING
+from ..statistics import MEANING, Estimate
 from ..verdicts import head_name, short_names
 
 HEADS = ("entropy", "evenness", "peak", "sink", "distance", "window99", "busiest", "largest_logit", "key_dims", "value_dims")
 TITLES = {"largest_logit": "logit", "window99": "99 % in", "key_dims": "key dims", "value_dims": "value dims"}
+WIDEST = 10_000  # columns, where a width is asked for whatever there is room for
 SHADES = ("", "grey50", "white", "cyan", "bold cyan")
 
 
@@ -29,17 +32,45 @@ def overview(findings: Findings) -> Group:
     return Group(head, *(Text(f"- {sentence}") for sentence in findings.verdicts()))
 
 
-def heads(findings: Findings, columns: tuple[str, ...] = HEADS) -> Table:
-    """One line for each head; +- is a standard error, where rows were sampled."""
+def heads(findings: Findings, columns: tuple[str, ...] = HEADS) -> RenderableType:
+    """One line for each head; +- is a standard error, where rows were sampled. What is too wide is left out, and named below."""
+    return _Heads(findings, columns)
+
+
+@dataclass(frozen=True, eq=False)
+class _Heads:
+    """The table of heads as wide as there is room: first the errors go, then the last columns."""
+
+    findings: Findings
+    columns: tuple[str, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        results = self.findings.results()
+        present = [name for name in self.columns if any(name in found for found in results.values())]
+        errors = any((found[n].error > 0).any() for found in results.values() for n in present if n in found)
+        tries = [(len(present), errors), *((count, False) for count in range(len(present), 0, -1))]
+        for count, told in tries:
+            table = _heads(results, present[:count], told)
+            if Measurement.get(console, options.update(max_width=WIDEST), table).maximum <= options.max_width:
+                break
+        yield table
+        left = (["the standard errors (±)"] if errors and not told else []) + present[count:]
+        if left:
+            yield Text(
+                f"left out, as they are too wide: {', '.join(left)}. A wider terminal or heedful show FOLDER --csv has them."
+            )
+
+
+def _heads(results: dict[str, dict[str, Estimate]], present: list[str], errors: bool) -> Table:
     table = Table(title="heads", title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.add_column("head")
-    results = findings.results()
-    present = [name for name in columns if any(name in found for found in results.values())]
     for name in present:
-        table.add_column(TITLES.get(name, name), justify="right")
+        table.add_column(TITLES.get(name, name), justify="right", no_wrap=True)
     for short, found in zip(short_names(list(results)), results.values(), strict=True):
         for head in range(len(next(iter(found.values())).value)):
-            cells = (_cell(found[n].value[head].item(), found[n].error[head].item()) if n in found else "" for n in present)
+            cells = (
+                _cell(found[n].value[head].item(), errors * found[n].error[head].item()) if n in found else "" for n in present
+            )
             table.add_row(Text(head_name(short, head)), *cells)
         table.add_section()
     return table
