@@ -50,7 +50,7 @@ def test_the_gradient_of_the_query_weights_is_n_times_the_key_weights(name):
 def test_the_gradient_of_the_output_weights_is_what_the_heads_mixed(name):
     """dL/dW_V' is Nv times W_O: each lesson knows its layer's last projection."""
     family = BY_NAME[name]
-    model, inputs = family.build(), list(family.inputs())[0][1]
+    model, inputs = family.build(), next(iter(family.inputs()))[1]
     _, seen = lessons(model, lambda: weighted(model, inputs))
     for lesson in seen:
         assert lesson.returned is not None
