@@ -1,12 +1,19 @@
 """Errata: what the sources say that is wrong, vague or incomplete, one line for each; every item needs a row in the ledger.
 
-An experiment names the items that it settles in `ERRATA`. 001 is the notes on rank loss, 002 the course notes on attention, 003 the
+An experiment names the items that it settles in `ERRATA`. 000 is the notes on growing attention, 001 the notes on rank loss, 002 the course notes on attention, 003 the
 derivative of an attention block; 001.P1 to 001.P4 are the four "problems in the papers" that 001 ends with.
 """
 
 from __future__ import annotations
 
 ITEMS = {
+    "000.1": "B = grad_S L + X W_O W_K^T X^T has another projection, the other sign and no scale.",
+    "000.2": "X^+ = (X^T X)^-1 X^T is taken of any X.",
+    "000.3": "The truncated SVD of Z minimises |B - X Z X^T| among matrices of low rank.",
+    "000.4": "One X stands for a batch of texts.",
+    "000.5": "All of dL/dS is to be followed, row constants and key biases too.",
+    "000.6": "Masked entries count in the norms.",
+    "000.7": "The constrained problem and the regression with a step eta are one.",
     "001.1": "Q = W^Q X does not fit the shapes, W_QS stands for W_QK, and the output bias is left out.",
     "001.2": "The path theorem's products, written in the order of the layers, do not sum to the network.",
     "001.3": "The bias of the path theorem is one vector 1b^T whatever the input.",
