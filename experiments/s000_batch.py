@@ -28,7 +28,7 @@ ERRATA = ("000.4", "000.7")
 MIXED = (0.0, 0.5, 1.0)  # how far the texts' covariances differ
 DIM, RANK = 10, 3
 SIZES = {
-    "tiny": {"texts": 8, "tokens": 16, "draws": 2},
+    "tiny": {"texts": 6, "tokens": 12, "draws": 1},
     "small": {"texts": 24, "tokens": 24, "draws": 10},
     "full": {"texts": 64, "tokens": 32, "draws": 40},
 }
@@ -87,7 +87,7 @@ def decrease(z: Tensor, n: Tensor, apply: Any) -> float:
     return max(slope, 0.0) ** 2 / (2 * bend)
 
 
-def refined(z: Tensor, n: Tensor, apply: Any, rounds: int = 20) -> Tensor:
+def refined(z: Tensor, n: Tensor, apply: Any, rounds: int = 8) -> Tensor:
     """Alternating exact solves for both factors, from z."""
     u, s, vh = torch.linalg.svd(z)
     left, right = u[:, :RANK] * s[:RANK].sqrt(), vh[:RANK].mT * s[:RANK].sqrt()

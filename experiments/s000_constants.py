@@ -49,7 +49,9 @@ def once(seed: int, tokens: int) -> dict[str, float]:
     logits = q @ k.mT / KEY**0.5
     logits.retain_grad()
     (logits.masked_fill(hidden, -torch.inf).softmax(-1) @ v * back).sum().backward()
-    assert logits.grad is not None and b_q.grad is not None and b_k.grad is not None
+    assert logits.grad is not None
+    assert b_q.grad is not None
+    assert b_k.grad is not None
     lesson = Lesson("one", q.detach(), k.detach(), v, Mask(causal=True), KEY**-0.5, states=x)
     shift = torch.linalg.pinv(x[0]) @ torch.ones(tokens, 1, dtype=torch.float64)  # x shift is as constant as x allows
     row = random(DIM + 1, 1) @ shift.mT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -74,7 +75,7 @@ class Toy(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.words, self.places = nn.Embedding(size, DIM), nn.Parameter(torch.randn(TOKENS, DIM) * 0.1)
-        self.attention = nn.ModuleList(Attention(key_dims) for _ in range(LAYERS))
+        self.attention: Any = nn.ModuleList(Attention(key_dims) for _ in range(LAYERS))
         self.mlp = nn.ModuleList(nn.Sequential(nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, DIM)) for _ in range(LAYERS))
         self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in range(2 * LAYERS + 1))
         self.head = nn.Linear(DIM, size)
@@ -111,7 +112,7 @@ def lessons(model: Toy, ids: Tensor) -> list[Lesson]:
         layer.notes = []
     try:
         loss = model(ids) * ids[:, 1:].numel()
-        notes = [layer.notes[0] for layer in model.attention]  # type: ignore[index]
+        notes = [layer.notes[0] for layer in model.attention]
         gradients = iter(torch.autograd.grad(loss, [t for note in notes for t in note[4:]]))
     finally:
         for layer in model.attention:

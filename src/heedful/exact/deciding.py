@@ -67,8 +67,8 @@ class Search:
 def line_search(loss_at: Callable[[float], float], slope: float, start: float, largest: float = math.inf, most: int = 6) -> Search:
     """How far to go: `loss_at(gamma)` is the loss on held-out texts, `slope` its predicted fall for each unit of gamma, `start` the loss at 0.
 
-    The first try is .3 start / slope, none goes beyond `largest`; parabolas lead on, at most `most` losses are asked for. A step that brings less than a
-    quarter of gamma * slope is refused, and half of it tried.
+    The first try is .3 start / slope, none goes beyond `largest`; parabolas lead on, at most `most` losses are asked for. A step that
+    brings less than a quarter of gamma * slope is refused, and a shorter one tried.
 
     >>> found = line_search(lambda gamma: 2 - gamma + gamma**2, slope=1.0, start=2.0)
     >>> round(found.gamma, 3), round(found.realised, 3)
@@ -93,21 +93,16 @@ def line_search(loss_at: Callable[[float], float], slope: float, start: float, l
 
 
 def _next(tried: list[tuple[float, float]], best: float, low: float, slope: float, start: float) -> float:
-    """The next size: half where the best is too little, else where a parabola through the start and the best is lowest."""
-    if low >= start - REALISED * best * slope:
-        return min(g for g, _ in tried) / 2
-    known = sorted(g for g, _ in tried if g != best)
-    other = next((loss for g, loss in tried if g != best), None)
-    if other is None:  # L = start - slope g + bend g^2 through the only try
-        bend = (low - start + slope * best) / best**2
-        return slope / (2 * bend) if bend > slope / (8 * best) else 4 * best
-    (a, la), (b, lb) = (
-        (best, start - low),
-        min(((g, start - loss) for g, loss in tried if g != best), key=lambda p: abs(p[0] - best)),
-    )
-    if not math.isfinite(lb):
-        return (best + b) / 2
-    bend = (la / a - lb / b) / (b - a)  # fall = rise g - bend g^2 through 0 and both
-    rise = la / a + bend * a
-    bottom = rise / (2 * bend) if bend > 0 else 2 * known[-1]
+    """Where a parabola through the start is lowest: through two more tries, or through one with the predicted slope."""
+    others = [(g, start - loss) for g, loss in tried if g != best and math.isfinite(loss)]
+    if low >= start - REALISED * best * slope or not others:
+        g, loss = min(tried)  # the shortest
+        bend = (loss - start + slope * g) / g**2 if math.isfinite(loss) else math.inf
+        bottom = slope / (2 * bend) if bend > 0 else math.inf
+        shorter = low >= start - REALISED * best * slope
+        return min(max(bottom, g / 32), g / 2) if shorter else min(bottom, 4 * best)
+    near, fall = min(others, key=lambda pair: abs(math.log(pair[0] / best)))
+    bend = ((start - low) / best - fall / near) / (near - best)  # fall = rise g - bend g^2
+    rise = (start - low) / best + bend * best
+    bottom = rise / (2 * bend) if bend > 0 else 4 * best
     return min(max(bottom, best / 4), 4 * best)

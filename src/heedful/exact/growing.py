@@ -159,7 +159,8 @@ def _length(signal: Signal, z: Tensor, operator: Operator | None) -> float:
 
 
 def _idle(signal: Signal, new: int, damping: float) -> Tensor:
-    """Left columns along the components of the gradient, each giving numbers of mean square 1."""
-    columns, _ = signal.components(signal.descent(signal.whole, damping), damping, new)
-    gram = signal.left @ columns
-    return columns / (columns * gram).sum(-2, keepdim=True).clamp_min(1e-300).sqrt()
+    """Left columns along the components of the gradient, or random where there are fewer, each giving numbers of mean square 1."""
+    found, _ = signal.components(signal.descent(signal.whole, damping), damping, new)
+    columns = torch.randn(*found.shape[:-1], new, generator=torch.Generator().manual_seed(0)).to(found)
+    columns[..., : found.shape[-1]] = torch.where((found != 0).any(-2, keepdim=True), found, columns[..., : found.shape[-1]])
+    return columns / (columns * (signal.left @ columns)).sum(-2, keepdim=True).clamp_min(1e-300).sqrt()

@@ -83,7 +83,7 @@ def lessons(model: nn.Module, loss: Callable[[], Tensor], layers: set[str] | Non
                 "the loss must be one number that depends on the model's parameters; return its mean or sum as a tensor."
             )
         if not bool(torch.isfinite(found)):
-            raise ValueError(f"the loss is {float(found)}; look at the labels and the model's precision.")
+            raise ValueError(f"the loss is {float(found.detach())}; look at the labels and the model's precision.")
         if not notes.calls:
             asked = (
                 f" of {', '.join(sorted(layers))}; layers are named as in a scan's findings" if layers else " that could be seen"

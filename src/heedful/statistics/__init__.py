@@ -6,6 +6,7 @@ from ..statistic import Estimate, Statistic, TokenMean
 from .concentration import Concentration
 from .distance import Distance
 from .entropy import Entropy, Evenness
+from .growth import Growth
 from .load import Load
 from .locality import Locality
 from .logit import LargestLogit
@@ -44,6 +45,7 @@ __all__ = [
     "Entropy",
     "Estimate",
     "Evenness",
+    "Growth",
     "KeySensitivity",
     "LargestLogit",
     "Load",
