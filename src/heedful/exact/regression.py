@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ def lowrank_regression(
     _check(b, x, y, rank)
     (u, s, v), (uy, sy, vy) = _svd(x, floor), _svd(y, floor)
     reached = u.mT @ b @ uy  # b as far as x and y reach it, in orthonormal coordinates
-    return _split(torch.linalg.svd(reached, full_matrices=False), rank, v / s, vy / sy)
+    return _split(reached, rank, v / s, vy / sy)
 
 
 def plain_regression(b: Tensor, x: Tensor, rank: int, y: Tensor | None = None) -> LowRank:
@@ -94,8 +94,7 @@ def lowrank_solution(n: Float[Tensor, "... rows columns"], left: Metric, right: 
     True
     """
     _check_rank(rank, n)
-    seen = left.inverse @ n @ right.inverse
-    return _split(torch.linalg.svd(seen, full_matrices=False), rank, left.inverse, right.inverse)
+    return _split(left.inverse @ n @ right.inverse, rank, left.inverse, right.inverse)
 
 
 def truncate(z: Float[Tensor, "... rows columns"], left: Metric | None, right: Metric | None, rank: int) -> LowRank:
@@ -103,13 +102,12 @@ def truncate(z: Float[Tensor, "... rows columns"], left: Metric | None, right: M
     _check_rank(rank, z)
     seen = z if left is None else left.root @ z
     seen = seen if right is None else seen @ right.root
-    back = (None if left is None else left.inverse, None if right is None else right.inverse)
-    return _split(torch.linalg.svd(seen, full_matrices=False), rank, *back)
+    return _split(seen, rank, None if left is None else left.inverse, None if right is None else right.inverse)
 
 
-def _split(triples: Any, rank: int, left: Tensor | None, right: Tensor | None) -> LowRank:
-    """The first singular triples (u, s, v^T), half of each strength on either side, taken back to the coordinates of Z."""
-    u, s, vh = triples
+def _split(seen: Tensor, rank: int, left: Tensor | None, right: Tensor | None) -> LowRank:
+    """The first singular triples, half of each strength on either side, taken back to the coordinates of Z."""
+    u, s, vh = torch.linalg.svd(seen, full_matrices=False)
     some = s > s[..., :1] * max(u.shape[-2], vh.shape[-1]) * torch.finfo(s.dtype).eps
     rank = min(rank, int(some.sum(-1).max()) if s.numel() else 0)
     half = (s * some)[..., None, :rank].sqrt()
